@@ -1,0 +1,5 @@
+//! Owns: the local HTTP/JSON interface: routes, roles, problem details, event stream.
+//! May call: core types, and the gateway through [`backend::Backend`] only.
+//! Never: decide about an operation, or reach the journal or a device.
+
+pub mod backend;

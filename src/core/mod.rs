@@ -1,0 +1,16 @@
+//! Owns: every decision of the gateway, as pure functions and plain data.
+//! May call: nothing outside this room but serde, sha2, rust_decimal and unicode-normalization.
+//! Never: a clock, I/O, async, randomness, logging, or a panic that input can reach.
+//!
+//! The shell calls [`gateway::Gateway::handle`] with the time and an input, makes the records of the
+//! [`gateway::Output`] durable, and only then performs its effects.
+
+pub mod contract;
+pub mod gateway;
+pub mod ids;
+pub mod intent;
+pub mod lifecycle;
+pub mod mailbox;
+pub mod record;
+pub mod spec;
+pub mod time;
