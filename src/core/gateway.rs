@@ -35,7 +35,7 @@ pub enum Refusal {
     #[error(transparent)]
     InvalidOperationId(#[from] InvalidOperationId),
     /// Caller.
-    #[error("no machine {name:?} here{}", nearest(.nearest))]
+    #[error("no machine {name:?} here{}", did_you_mean(.nearest))]
     UnknownMachine {
         /// As asked.
         name: String,
@@ -43,7 +43,7 @@ pub enum Refusal {
         nearest: Option<String>,
     },
     /// Caller.
-    #[error("machine {machine:?} has no command {name:?}{}", nearest(.nearest))]
+    #[error("machine {machine:?} has no command {name:?}{}", did_you_mean(.nearest))]
     UnknownCommand {
         /// The machine.
         machine: String,
@@ -108,7 +108,7 @@ pub enum Refusal {
     Stopping,
 }
 
-fn nearest(name: &Option<String>) -> String {
+fn did_you_mean(name: &Option<String>) -> String {
     name.as_ref()
         .map(|name| format!("; did you mean {name:?}?"))
         .unwrap_or_default()
