@@ -6,11 +6,13 @@
 //! [`gateway::Output`] durable, and only then performs its effects.
 
 pub mod contract;
+pub mod event;
 pub mod gateway;
 pub mod ids;
 pub mod intent;
 pub mod lifecycle;
 pub mod mailbox;
 pub mod record;
+pub mod roles;
 pub mod spec;
 pub mod time;
