@@ -1,5 +1,5 @@
 //! Owns: every decision of the gateway, as pure functions and plain data.
-//! May call: nothing outside this room but serde, sha2, rust_decimal and unicode-normalization.
+//! May call: nothing outside this room but serde, sha2, rust_decimal, strsim and unicode-normalization.
 //! Never: a clock, I/O, async, randomness, logging, or a panic that input can reach.
 //!
 //! The shell calls [`gateway::Gateway::handle`] with the time and an input, makes the records of the
@@ -16,3 +16,4 @@ pub mod record;
 pub mod roles;
 pub mod spec;
 pub mod time;
+pub mod units;
