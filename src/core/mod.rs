@@ -14,3 +14,4 @@ pub mod mailbox;
 pub mod record;
 pub mod spec;
 pub mod time;
+pub mod values;
