@@ -5,15 +5,23 @@
 //! The shell calls [`gateway::Gateway::handle`] with the time and an input, makes the records of the
 //! [`gateway::Output`] durable, and only then performs its effects.
 
+mod act;
 pub mod contract;
 pub mod event;
 pub mod gateway;
 pub mod ids;
 pub mod intent;
+mod jitter;
 pub mod lifecycle;
+pub mod machine;
 pub mod mailbox;
+mod outcome;
 pub mod record;
 pub mod roles;
 pub mod spec;
+mod submit;
 pub mod time;
+mod turn;
 pub mod units;
+mod upkeep;
+pub mod values;
