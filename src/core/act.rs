@@ -13,12 +13,27 @@ use super::time::{Deadline, Validity};
 use super::turn::{Cause, Turn, bounded};
 
 impl Gateway {
-    pub(super) fn act(&mut self, turn: &mut Turn, id: &OperationId, act: Act, actor: &Actor, token: Token) {
-        let answer = self.perform(turn, id, act, actor).unwrap_or_else(Answer::Refused);
+    pub(super) fn act(
+        &mut self,
+        turn: &mut Turn,
+        id: &OperationId,
+        act: Act,
+        actor: &Actor,
+        token: Token,
+    ) {
+        let answer = self
+            .perform(turn, id, act, actor)
+            .unwrap_or_else(Answer::Refused);
         turn.answer(token, answer);
     }
 
-    fn perform(&mut self, turn: &mut Turn, id: &OperationId, act: Act, actor: &Actor) -> Result<Answer, Refusal> {
+    fn perform(
+        &mut self,
+        turn: &mut Turn,
+        id: &OperationId,
+        act: Act,
+        actor: &Actor,
+    ) -> Result<Answer, Refusal> {
         if self.is_recovery() {
             return Err(Refusal::RecoveryMode);
         }
@@ -29,29 +44,46 @@ impl Gateway {
             Act::Cancel => self.cancel(turn, id, actor),
             Act::Verify => self.verify(turn, id),
             Act::Approve => self.approve(turn, id, actor),
-            Act::Resolve { verdict, reason, by_operation } => {
-                self.resolve(turn, id, actor, verdict, &reason, by_operation)
-            }
+            Act::Resolve {
+                verdict,
+                reason,
+                by_operation,
+            } => self.resolve(turn, id, actor, verdict, &reason, by_operation),
             Act::Reissue { new_id, reason } => self.reissue(turn, id, actor, new_id, reason),
         }
     }
 
     fn copy(&self, id: &OperationId) -> Result<Box<Operation>, Refusal> {
-        let operation = self.operations.get(id).ok_or_else(|| Refusal::UnknownOperation(id.to_string()))?;
+        let operation = self
+            .operations
+            .get(id)
+            .ok_or_else(|| Refusal::UnknownOperation(id.to_string()))?;
         Ok(Box::new(operation.clone()))
     }
 
     fn not_possible(&self, id: &OperationId, what: &str) -> Refusal {
         Refusal::NotPossible {
             id: id.to_string(),
-            state: self.operations.get(id).map_or("unknown", |op| op.state.name()).to_owned(),
+            state: self
+                .operations
+                .get(id)
+                .map_or("unknown", |op| op.state.name())
+                .to_owned(),
             what: what.to_owned(),
         }
     }
 
     /// CAN-01: cancel and send are steps of the same table, so exactly one wins.
-    fn cancel(&mut self, turn: &mut Turn, id: &OperationId, actor: &Actor) -> Result<Answer, Refusal> {
-        let already = self.operations.get(id).is_some_and(|op| matches!(op.state, State::Cancelled { .. }));
+    fn cancel(
+        &mut self,
+        turn: &mut Turn,
+        id: &OperationId,
+        actor: &Actor,
+    ) -> Result<Answer, Refusal> {
+        let already = self
+            .operations
+            .get(id)
+            .is_some_and(|op| matches!(op.state, State::Cancelled { .. }));
         if already {
             return Ok(Answer::Cancelled(self.copy(id)?));
         }
@@ -69,12 +101,19 @@ impl Gateway {
         if !in_doubt {
             return Err(self.not_possible(id, "only an outcome in doubt can be verified"));
         }
-        let up = self.machine_of(id).is_some_and(|machine| machine.link == LinkState::Up);
+        let up = self
+            .machine_of(id)
+            .is_some_and(|machine| machine.link == LinkState::Up);
         if !up {
-            return Err(self.not_possible(id, "its machine is not connected; it is verified by itself once it is"));
+            return Err(self.not_possible(
+                id,
+                "its machine is not connected; it is verified by itself once it is",
+            ));
         }
         self.probe_soon(turn, id);
-        let probed = self.machine_of(id).is_some_and(|machine| machine.probing.is_some());
+        let probed = self
+            .machine_of(id)
+            .is_some_and(|machine| machine.probing.is_some());
         if !probed {
             let what = "nothing at this device can be read about it: find out at the machine, then resolve it";
             return Err(self.not_possible(id, what));
@@ -82,7 +121,12 @@ impl Gateway {
         Ok(Answer::Done(self.copy(id)?))
     }
 
-    fn approve(&mut self, turn: &mut Turn, id: &OperationId, actor: &Actor) -> Result<Answer, Refusal> {
+    fn approve(
+        &mut self,
+        turn: &mut Turn,
+        id: &OperationId,
+        actor: &Actor,
+    ) -> Result<Answer, Refusal> {
         let Some(State::Held(held)) = self.operations.get(id).map(|op| op.state.clone()) else {
             return Err(self.not_possible(id, "only what is held can be approved"));
         };
@@ -90,7 +134,10 @@ impl Gateway {
             // Nobody can say how much was left, so the person's word begins a validity of its own.
             if let Some(operation) = self.operations.get_mut(id) {
                 let ttl_ms = operation.intent.ttl_ms;
-                operation.deadline = Some(Deadline { from: turn.now, ttl_ms });
+                operation.deadline = Some(Deadline {
+                    from: turn.now,
+                    ttl_ms,
+                });
             }
         } else if self.expire_if_due(turn, id) {
             return Ok(Answer::Done(self.copy(id)?));
@@ -98,7 +145,11 @@ impl Gateway {
         if let Some(operation) = self.operations.get_mut(id) {
             operation.waived = Some(held.clone());
         }
-        let cause = Cause::of(Source::Operator, actor, format!("approved in spite of: {held}"));
+        let cause = Cause::of(
+            Source::Operator,
+            actor,
+            format!("approved in spite of: {held}"),
+        );
         if self.step(turn, id, Step::Approve, cause).is_err() {
             return Err(self.not_possible(id, "only what is held can be approved"));
         }
@@ -107,8 +158,13 @@ impl Gateway {
     }
 
     fn reject_or_pump(&mut self, turn: &mut Turn, id: &OperationId) {
-        let Some((name, _)) = self.with_row(id) else { return };
-        let up = self.machines.get(&name).is_some_and(|machine| machine.link == LinkState::Up);
+        let Some((name, _)) = self.with_row(id) else {
+            return;
+        };
+        let up = self
+            .machines
+            .get(&name)
+            .is_some_and(|machine| machine.link == LinkState::Up);
         if up {
             self.pump(turn, &name);
         } else {
@@ -139,13 +195,23 @@ impl Gateway {
             Verdict::NotExecuted => Step::Deny(evidence),
             Verdict::Compensated => Step::Compensate(by_operation, evidence),
         };
-        let sending = self.operations.get(id).is_some_and(|op| matches!(op.state, State::Sending { .. }));
+        let sending = self
+            .operations
+            .get(id)
+            .is_some_and(|op| matches!(op.state, State::Sending { .. }));
         let cause = Cause::of(Source::Operator, actor, bounded(reason));
         if sending || self.step(turn, id, step, cause).is_err() {
-            return Err(self.not_possible(id, "only an unknown outcome can be resolved, and a completed one compensated"));
+            return Err(self.not_possible(
+                id,
+                "only an unknown outcome can be resolved, and a completed one compensated",
+            ));
         }
         if let Some((name, _)) = self.with_row(id) {
-            if let Some(spec) = self.machines.get(&name).map(|machine| std::sync::Arc::clone(&machine.spec)) {
+            if let Some(spec) = self
+                .machines
+                .get(&name)
+                .map(|machine| std::sync::Arc::clone(&machine.spec))
+            {
                 self.end_burn(turn, &spec, id);
             }
             self.pump(turn, &name);
@@ -154,16 +220,28 @@ impl Gateway {
     }
 
     /// CMD-08: a new identity, linked, with a reason.
-    fn reissue(&mut self, turn: &mut Turn, id: &OperationId, actor: &Actor, new_id: String, reason: String) -> Result<Answer, Refusal> {
+    fn reissue(
+        &mut self,
+        turn: &mut Turn,
+        id: &OperationId,
+        actor: &Actor,
+        new_id: String,
+        reason: String,
+    ) -> Result<Answer, Refusal> {
         let old = self.copy(id)?;
-        if let Some(known) = OperationId::parse(&new_id).ok().and_then(|new| self.operations.get(&new))
+        if let Some(known) = OperationId::parse(&new_id)
+            .ok()
+            .and_then(|new| self.operations.get(&new))
             && known.links.reissue_of.as_ref() == Some(id)
         {
             return Ok(Answer::Replayed(Box::new(known.clone())));
         }
         let settled = old.state.is_ended() || old.state.family() == Family::InDoubt;
         if !settled || matches!(old.state, State::Sending { .. }) {
-            return Err(self.not_possible(id, "it is still open: cancel it or wait for its end before it is done again"));
+            return Err(self.not_possible(
+                id,
+                "it is still open: cancel it or wait for its end before it is done again",
+            ));
         }
         let mut request = Request {
             operation_id: Some(new_id),
@@ -186,22 +264,31 @@ impl Gateway {
                     return Err(self.not_possible(id, what));
                 }
             };
-            request.args.insert(name.clone(), RawArg { value, unit: None });
+            request
+                .args
+                .insert(name.clone(), RawArg { value, unit: None });
         }
         self.admit(turn, &request, actor)
     }
 
     /// What is left of a validity after a start (TIME-03, TIME-04).
     pub(super) fn rebase_validity(&mut self, turn: &mut Turn, id: &OperationId) {
-        let Some(operation) = self.operations.get_mut(id) else { return };
-        let Some(deadline) = operation.deadline else { return };
+        let Some(operation) = self.operations.get_mut(id) else {
+            return;
+        };
+        let Some(deadline) = operation.deadline else {
+            return;
+        };
         if deadline.from.boot_id == turn.now.boot_id {
             return;
         }
         if let Validity::Remaining(ns) = deadline.at(&turn.now) {
             // From here on this boot's monotonic clock counts, whatever the wall does.
             let ttl_ms = ns / super::time::NS_PER_MS;
-            operation.deadline = Some(Deadline { from: turn.now, ttl_ms });
+            operation.deadline = Some(Deadline {
+                from: turn.now,
+                ttl_ms,
+            });
             turn.touch(id);
         }
     }

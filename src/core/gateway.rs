@@ -8,7 +8,9 @@ use super::intent::{Digest, InvalidArgument, Request};
 use super::jitter::Jitter;
 use super::lifecycle::Actor;
 use super::machine::Machine;
-use super::record::{Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, Stored, Tombstone};
+use super::record::{
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, Stored, Tombstone,
+};
 use super::roles::Roles;
 use super::spec::{MachineSpec, Quality, Value};
 use super::time::{Now, Stamp};
@@ -22,7 +24,7 @@ pub const OPEN_OPERATIONS_MAX: usize = 10_000;
 const ENDED_KEPT_MAX: usize = 256;
 
 /// What the gateway is told to be.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Its configured name; the `source` of its own events.
     pub gateway: String,
@@ -308,9 +310,18 @@ pub struct Restored {
 impl Gateway {
     /// A gateway that knows what its journal held; [`Input::Started`] must be its first input.
     #[must_use]
-    pub fn new(settings: Settings, specs: Vec<Arc<MachineSpec>>, restored: Restored, now: &Now, seed: u64) -> Self {
-        let mut records: BTreeMap<String, MachineRecord> =
-            restored.machines.into_iter().map(|record| (record.name.clone(), record)).collect();
+    pub fn new(
+        settings: Settings,
+        specs: Vec<Arc<MachineSpec>>,
+        restored: Restored,
+        now: &Now,
+        seed: u64,
+    ) -> Self {
+        let mut records: BTreeMap<String, MachineRecord> = restored
+            .machines
+            .into_iter()
+            .map(|record| (record.name.clone(), record))
+            .collect();
         let machines = specs
             .into_iter()
             .map(|spec| {
@@ -328,7 +339,11 @@ impl Gateway {
             next_commit: restored.next_commit,
             next_attempt: 1,
             machines,
-            operations: restored.operations.into_iter().map(|op| (op.id.clone(), op)).collect(),
+            operations: restored
+                .operations
+                .into_iter()
+                .map(|op| (op.id.clone(), op))
+                .collect(),
             tombstones: HashMap::new(),
             ended: VecDeque::new(),
             open_count,
@@ -351,9 +366,16 @@ impl Gateway {
     #[must_use]
     pub fn missing(&self, input: &Input) -> Vec<OperationId> {
         let mut named: Vec<Option<OperationId>> = Vec::new();
-        let parse = |text: &Option<String>| text.as_deref().and_then(|text| OperationId::parse(text).ok());
+        let parse = |text: &Option<String>| {
+            text.as_deref()
+                .and_then(|text| OperationId::parse(text).ok())
+        };
         if let Input::Submit { request, .. } = input {
-            named.extend([parse(&request.operation_id), parse(&request.replaces), parse(&request.reissue_of)]);
+            named.extend([
+                parse(&request.operation_id),
+                parse(&request.replaces),
+                parse(&request.reissue_of),
+            ]);
         }
         if let Input::Act { id, act, .. } = input {
             named.push(Some(id.clone()));
@@ -375,7 +397,9 @@ impl Gateway {
                 if operation.state.is_ended() {
                     self.ended.push_back(operation.id.clone());
                 }
-                self.operations.entry(operation.id.clone()).or_insert(*operation);
+                self.operations
+                    .entry(operation.id.clone())
+                    .or_insert(*operation);
             }
             Stored::Tombstone(tombstone) => {
                 self.tombstones.insert(tombstone.id.clone(), tombstone);
@@ -389,22 +413,49 @@ impl Gateway {
         self.last_now_ns = self.last_now_ns.max(now.boottime_ns);
         self.watch_clock(&mut turn);
         match input {
-            Input::Submit { request, actor, token } => self.submit(&mut turn, &request, &actor, token),
-            Input::Act { id, act, actor, token } => self.act(&mut turn, &id, act, &actor, token),
+            Input::Submit {
+                request,
+                actor,
+                token,
+            } => self.submit(&mut turn, &request, &actor, token),
+            Input::Act {
+                id,
+                act,
+                actor,
+                token,
+            } => self.act(&mut turn, &id, act, &actor, token),
             Input::Started => self.started(&mut turn),
             Input::Link { machine, change } => self.link_changed(&mut turn, &machine, change),
             Input::Gate { machine, reading } => self.gate_read(&mut turn, &machine, reading),
-            Input::Exchanged { machine, operation, attempt, exchange } => {
+            Input::Exchanged {
+                machine,
+                operation,
+                attempt,
+                exchange,
+            } => {
                 self.exchanged(&mut turn, &machine, &operation, attempt, exchange);
             }
             Input::Burned { machine, exchange } => self.burned(&mut turn, &machine, &exchange),
-            Input::Probed { machine, operation, answer } => {
+            Input::Probed {
+                machine,
+                operation,
+                answer,
+            } => {
                 self.probed(&mut turn, &machine, &operation, answer);
             }
-            Input::Observed { machine, event_type, value, quality, at } => {
+            Input::Observed {
+                machine,
+                event_type,
+                value,
+                quality,
+                at,
+            } => {
                 self.observed(&mut turn, &machine, &event_type, value, quality, &at);
             }
-            Input::SinkProgress { cursor, dead_letters } => {
+            Input::SinkProgress {
+                cursor,
+                dead_letters,
+            } => {
                 turn.keep(Record::Cursor(cursor));
                 for letter in dead_letters {
                     turn.keep(Record::DeadLetter(letter));
@@ -412,7 +463,9 @@ impl Gateway {
             }
             Input::Keep { record } => turn.keep(record),
             Input::Capacity(full) => self.set_capacity(&mut turn, full),
-            Input::Reconfigured { machines, settings } => self.reconfigured(&mut turn, machines, *settings),
+            Input::Reconfigured { machines, settings } => {
+                self.reconfigured(&mut turn, machines, *settings)
+            }
             Input::Tick => self.tick(&mut turn),
         }
         self.finish(turn)
@@ -422,7 +475,10 @@ impl Gateway {
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
         let timer = self.timers.first().map(|(due, _)| *due);
-        let drains = self.machines.values().filter_map(|machine| machine.drain_due_ns);
+        let drains = self
+            .machines
+            .values()
+            .filter_map(|machine| machine.drain_due_ns);
         timer.into_iter().chain(drains).min()
     }
 
@@ -447,7 +503,9 @@ impl Gateway {
     }
     /// Every operation that has not ended.
     pub fn open(&self) -> impl Iterator<Item = &Operation> {
-        self.operations.values().filter(|operation| !operation.state.is_ended())
+        self.operations
+            .values()
+            .filter(|operation| !operation.state.is_ended())
     }
     /// The machines, for status.
     #[must_use]
@@ -461,7 +519,9 @@ impl Gateway {
     /// Whether every exchange that was begun has ended: the moment to stop.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.machines.values().all(|machine| machine.in_flight.is_none())
+        self.machines
+            .values()
+            .all(|machine| machine.in_flight.is_none())
     }
 
     /// A wall clock that is stepped changes nothing, and is recorded (TIME-05).
@@ -482,17 +542,32 @@ impl Gateway {
     }
 
     fn set_capacity(&mut self, turn: &mut Turn, full: Option<String>) {
-        let text = full.as_ref().map(|why| format!("the journal takes nothing new: {why}"));
+        let text = full
+            .as_ref()
+            .map(|why| format!("the journal takes nothing new: {why}"));
         self.set_alarm(turn, "journal_full", "", text);
         self.capacity_full = full;
     }
 
     fn finish(&mut self, turn: Turn) -> Output {
-        let Turn { now, no, touched, machines, kept, effects, ended, .. } = turn;
+        let Turn {
+            now,
+            no,
+            touched,
+            machines,
+            kept,
+            effects,
+            ended,
+            ..
+        } = turn;
         for id in &touched {
             self.set_timer(id);
         }
-        let mut output = Output { block: None, effects, ended };
+        let mut output = Output {
+            block: None,
+            effects,
+            ended,
+        };
         if self.recovery {
             return output;
         }
@@ -509,7 +584,12 @@ impl Gateway {
         );
         records.extend(kept);
         if !records.is_empty() {
-            output.block = Some(Block { no, epoch: self.epoch, at: now, records });
+            output.block = Some(Block {
+                no,
+                epoch: self.epoch,
+                at: now,
+                records,
+            });
             self.next_commit = CommitNo(no.0 + 1);
         }
         self.forget_old();
@@ -519,8 +599,13 @@ impl Gateway {
     /// Ended operations are in the journal; memory keeps only the newest.
     fn forget_old(&mut self) {
         while self.ended.len() > ENDED_KEPT_MAX {
-            let Some(id) = self.ended.pop_front() else { break };
-            if self.operations.get(&id).is_some_and(|operation| operation.state.is_ended())
+            let Some(id) = self.ended.pop_front() else {
+                break;
+            };
+            if self
+                .operations
+                .get(&id)
+                .is_some_and(|operation| operation.state.is_ended())
                 && !self.ended.contains(&id)
             {
                 self.operations.remove(&id);

@@ -517,5 +517,12 @@ pub fn redact(intent: &mut Intent, row: &Row) {
     }
 }
 
+/// Replaces the value of every argument by its hash.
+pub fn redact_all(intent: &mut Intent) {
+    for (_, value) in &mut intent.args {
+        *value = ArgValue::Redacted(fingerprint(value));
+    }
+}
+
 #[cfg(test)]
 mod tests;

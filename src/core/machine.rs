@@ -117,12 +117,18 @@ impl Machine {
     }
 
     /// The operation that the mailbox is taken by: until it is settled, no other may use it.
-    pub(super) fn mailbox_taken_by<'a>(&self, operations: &'a HashMap<OperationId, Operation>) -> Option<&'a Operation> {
-        self.unresolved.values().filter_map(|id| operations.get(id)).find(|operation| {
-            let row = self.spec.row(&operation.intent.command);
-            operation.request_id.is_some()
-                && row.is_none_or(|row| matches!(row.action, Action::Mailbox { .. }))
-        })
+    pub(super) fn mailbox_taken_by<'a>(
+        &self,
+        operations: &'a HashMap<OperationId, Operation>,
+    ) -> Option<&'a Operation> {
+        self.unresolved
+            .values()
+            .filter_map(|id| operations.get(id))
+            .find(|operation| {
+                let row = self.spec.row(&operation.intent.command);
+                operation.request_id.is_some()
+                    && row.is_none_or(|row| matches!(row.action, Action::Mailbox { .. }))
+            })
     }
 }
 
@@ -139,8 +145,12 @@ enum Clearance {
 impl Gateway {
     /// Puts an operation where its state belongs.
     pub(super) fn place(&mut self, id: &OperationId) {
-        let Some(operation) = self.operations.get(id) else { return };
-        let Some(machine) = self.machines.get_mut(&operation.intent.machine) else { return };
+        let Some(operation) = self.operations.get(id) else {
+            return;
+        };
+        let Some(machine) = self.machines.get_mut(&operation.intent.machine) else {
+            return;
+        };
         let order = operation.submitted;
         machine.waiting.remove(&order);
         machine.held.remove(id);
@@ -172,10 +182,15 @@ impl Gateway {
 
     /// A link came, went, or is being tried.
     pub(super) fn link_changed(&mut self, turn: &mut Turn, name: &str, change: LinkChange) {
-        let Some(machine) = self.machines.get_mut(name) else { return };
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
         let (state, reason) = match change {
             LinkChange::Connecting => (LinkState::Connecting, machine.reason.clone()),
-            LinkChange::Up => (LinkState::Gate, "connected; the gate is being read".to_owned()),
+            LinkChange::Up => (
+                LinkState::Gate,
+                "connected; the gate is being read".to_owned(),
+            ),
             LinkChange::Down { reason } => (LinkState::Down, reason),
         };
         let was = machine.link;
@@ -190,7 +205,9 @@ impl Gateway {
         match state {
             LinkState::Gate => {
                 machine.gate_asked = true;
-                turn.effects.push(Effect::ReadGate { machine: name.to_owned() });
+                turn.effects.push(Effect::ReadGate {
+                    machine: name.to_owned(),
+                });
             }
             LinkState::Down | LinkState::Connecting => {
                 if matches!(was, LinkState::Up | LinkState::Gate) || machine.down_since.is_none() {
@@ -202,15 +219,27 @@ impl Gateway {
     }
 
     fn link_lost(&mut self, turn: &mut Turn, name: &str, reason: &str) {
-        let Some(machine) = self.machines.get_mut(name) else { return };
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
         machine.down_since.get_or_insert(turn.now);
         machine.drain_due_ns = None;
         for live in machine.live.values_mut() {
             live.probe_ns = None;
         }
         let waiting: Vec<OperationId> = machine.waiting.values().cloned().collect();
-        self.emit(turn, name, "link.changed", serde_json::json!({ "link": "down", "reason": reason }));
-        self.set_alarm(turn, "link_down", name, Some(format!("{name} is not connected: {reason}")));
+        self.emit(
+            turn,
+            name,
+            "link.changed",
+            serde_json::json!({ "link": "down", "reason": reason }),
+        );
+        self.set_alarm(
+            turn,
+            "link_down",
+            name,
+            Some(format!("{name} is not connected: {reason}")),
+        );
         for id in waiting {
             self.reject_if_it_never_waits(turn, &id);
         }
@@ -218,7 +247,9 @@ impl Gateway {
 
     /// POL-09: what may not wait is refused, and does not slip into the queue.
     pub(super) fn reject_if_it_never_waits(&mut self, turn: &mut Turn, id: &OperationId) {
-        let Some((_, row)) = self.with_row(id) else { return };
+        let Some((_, row)) = self.with_row(id) else {
+            return;
+        };
         if row.class == Class::Query || row.queueable {
             return;
         }
@@ -228,8 +259,15 @@ impl Gateway {
     }
 
     /// The gate was read.
-    pub(super) fn gate_read(&mut self, turn: &mut Turn, name: &str, reading: Result<GateReading, String>) {
-        let Some(machine) = self.machines.get_mut(name) else { return };
+    pub(super) fn gate_read(
+        &mut self,
+        turn: &mut Turn,
+        name: &str,
+        reading: Result<GateReading, String>,
+    ) {
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
         machine.gate_asked = false;
         if !matches!(machine.link, LinkState::Gate | LinkState::Up) {
             return;
@@ -243,7 +281,9 @@ impl Gateway {
             }
         };
         self.follow_mailbox(turn, name, &reading);
-        let Some(machine) = self.machines.get_mut(name) else { return };
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
         let mismatch = identity_mismatch(&machine.spec, &reading);
         machine.gate = Some(reading);
         match mismatch {
@@ -255,14 +295,24 @@ impl Gateway {
 
     /// Another device answers: nothing is written to it, and what waits is for a person (F055).
     fn wrong_device(&mut self, turn: &mut Turn, name: &str, held: HeldReason) {
-        let Some(machine) = self.machines.get_mut(name) else { return };
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
         machine.link = LinkState::Gate;
         machine.reason = held.to_string();
         machine.down_since.get_or_insert(turn.now);
         let waiting: Vec<OperationId> = machine.waiting.values().cloned().collect();
-        self.set_alarm(turn, "identity_mismatch", name, Some(format!("{name}: {held}")));
+        self.set_alarm(
+            turn,
+            "identity_mismatch",
+            name,
+            Some(format!("{name}: {held}")),
+        );
         for id in waiting {
-            let side_effect = self.operations.get(&id).is_some_and(|op| op.class.has_side_effect());
+            let side_effect = self
+                .operations
+                .get(&id)
+                .is_some_and(|op| op.class.has_side_effect());
             if side_effect {
                 self.stopped_at_gate(turn, &id, held.clone());
             }
@@ -270,7 +320,9 @@ impl Gateway {
     }
 
     fn gate_passed(&mut self, turn: &mut Turn, name: &str) {
-        let Some(machine) = self.machines.get_mut(name) else { return };
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
         if machine.link == LinkState::Up {
             return;
         }
@@ -283,7 +335,12 @@ impl Gateway {
         let unresolved: Vec<OperationId> = machine.unresolved.values().cloned().collect();
         self.set_alarm(turn, "link_down", name, None);
         self.set_alarm(turn, "identity_mismatch", name, None);
-        self.emit(turn, name, "link.changed", serde_json::json!({ "link": "up" }));
+        self.emit(
+            turn,
+            name,
+            "link.changed",
+            serde_json::json!({ "link": "up" }),
+        );
         for id in unresolved {
             self.probe_soon(turn, &id);
         }
@@ -291,12 +348,18 @@ impl Gateway {
 
     /// The mailbox's latched blocks say which ids are used up (design of the mailbox).
     fn follow_mailbox(&mut self, turn: &mut Turn, name: &str, reading: &GateReading) {
-        let Some(machine) = self.machines.get_mut(name) else { return };
-        let (Some(spec), Some(blocks)) = (&machine.spec.mailbox, &reading.mailbox) else { return };
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
+        let (Some(spec), Some(blocks)) = (&machine.spec.mailbox, &reading.mailbox) else {
+            return;
+        };
         let order = spec.word_order;
         let (id, epoch) = mailbox::command_ids(&blocks.command, order);
         let mut last = machine.record.last_request_id;
-        let accepted = mailbox::decode_status(&blocks.status, order).ok().map(|status| status.last_accepted);
+        let accepted = mailbox::decode_status(&blocks.status, order)
+            .ok()
+            .map(|status| status.last_accepted);
         for seen in std::iter::once(id).chain(accepted) {
             if mailbox::id_after(seen, last) {
                 last = seen;
@@ -325,7 +388,12 @@ impl Gateway {
             let Some((machine, row)) = self.with_row(&id) else {
                 let why = "its command is no longer configured".to_owned();
                 let cause = Cause::gateway(Source::Policy, "");
-                let _ = self.step(turn, &id, Step::Hold(HeldReason::ConfigurationChanged { why }), cause);
+                let _ = self.step(
+                    turn,
+                    &id,
+                    Step::Hold(HeldReason::ConfigurationChanged { why }),
+                    cause,
+                );
                 continue;
             };
             debug_assert_eq!(machine, name);
@@ -344,10 +412,14 @@ impl Gateway {
     }
 
     fn ask_gate(&mut self, turn: &mut Turn, name: &str) {
-        let Some(machine) = self.machines.get_mut(name) else { return };
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
         if !machine.gate_asked {
             machine.gate_asked = true;
-            turn.effects.push(Effect::ReadGate { machine: name.to_owned() });
+            turn.effects.push(Effect::ReadGate {
+                machine: name.to_owned(),
+            });
         }
     }
 
@@ -356,13 +428,19 @@ impl Gateway {
         let waits = self.with_row(id).is_none_or(|(_, row)| {
             row.queueable || matches!(row.class, Class::AbsoluteSet | Class::RecipeWrite)
         });
-        if let (Some(operation), HeldReason::VersionConflict { found, .. }) = (self.operations.get_mut(id), &held) {
+        if let (Some(operation), HeldReason::VersionConflict { found, .. }) =
+            (self.operations.get_mut(id), &held)
+        {
             operation.version_found = Some(*found);
         }
         if let Some(operation) = self.operations.get_mut(id) {
             find(operation, &turn.now, "gate", held.to_string());
         }
-        let step = if waits { Step::Hold(held) } else { Step::Reject(RejectReason::Gate(held)) };
+        let step = if waits {
+            Step::Hold(held)
+        } else {
+            Step::Reject(RejectReason::Gate(held))
+        };
         let _ = self.step(turn, id, step, Cause::gateway(Source::Policy, ""));
     }
 
@@ -377,7 +455,8 @@ impl Gateway {
         if machine.link != LinkState::Up || machine.in_flight.is_some() {
             return None;
         }
-        let mailbox_taken = machine.mailbox_taken_by(&self.operations).is_some() || machine.record.burning.is_some();
+        let mailbox_taken = machine.mailbox_taken_by(&self.operations).is_some()
+            || machine.record.burning.is_some();
         let candidates: Vec<OperationId> = machine.waiting.values().cloned().collect();
         let mut blocked = false;
         for id in candidates {
@@ -385,9 +464,14 @@ impl Gateway {
                 continue;
             }
             let machine = self.machines.get_mut(name)?;
-            let Some(operation) = self.operations.get(&id) else { continue };
+            let Some(operation) = self.operations.get(&id) else {
+                continue;
+            };
             let query = operation.class == Class::Query;
-            let early = machine.live.get(&id).is_some_and(|live| live.not_before_ns > turn.now.boottime_ns);
+            let early = machine
+                .live
+                .get(&id)
+                .is_some_and(|live| live.not_before_ns > turn.now.boottime_ns);
             let row = machine.spec.row(&operation.intent.command);
             let wants_mailbox = row.is_some_and(|row| matches!(row.action, Action::Mailbox { .. }));
             if early || (wants_mailbox && mailbox_taken) || (blocked && !query) {
@@ -412,16 +496,28 @@ impl Gateway {
 
     /// Ends what is over. Whether it was.
     pub(super) fn expire_if_due(&mut self, turn: &mut Turn, id: &OperationId) -> bool {
-        let Some(operation) = self.operations.get(id) else { return false };
-        let over = operation.deadline.is_some_and(|deadline| deadline.at(&turn.now) == Validity::Expired);
-        over && self.step(turn, id, Step::Expire, Cause::gateway(Source::Policy, "")).is_ok()
+        let Some(operation) = self.operations.get(id) else {
+            return false;
+        };
+        let over = operation
+            .deadline
+            .is_some_and(|deadline| deadline.at(&turn.now) == Validity::Expired);
+        over && self
+            .step(turn, id, Step::Expire, Cause::gateway(Source::Policy, ""))
+            .is_ok()
     }
 
     /// POL-06, in its order. Every check's finding is kept.
     fn clearance(&mut self, turn: &mut Turn, id: &OperationId, row: &Row) -> Clearance {
-        let Some(operation) = self.operations.get(id) else { return Clearance::Ask };
-        let Some(machine) = self.machines.get(&operation.intent.machine) else { return Clearance::Ask };
-        let Some(gate) = &machine.gate else { return Clearance::Ask };
+        let Some(operation) = self.operations.get(id) else {
+            return Clearance::Ask;
+        };
+        let Some(machine) = self.machines.get(&operation.intent.machine) else {
+            return Clearance::Ask;
+        };
+        let Some(gate) = &machine.gate else {
+            return Clearance::Ask;
+        };
         if row.class == Class::Query {
             return Clearance::Go(gate.config_version);
         }
@@ -430,7 +526,10 @@ impl Gateway {
             return Clearance::Ask;
         }
         let stop = gate_checks(&machine.spec, row, operation, gate).or_else(|| {
-            let may = self.settings.roles.may(&operation.actor, Permission::Submit);
+            let may = self
+                .settings
+                .roles
+                .may(&operation.actor, Permission::Submit);
             (!may).then_some(HeldReason::PermissionLost)
         });
         if let Some(held) = stop {
@@ -447,25 +546,50 @@ impl Gateway {
     }
 
     /// `Queued` to `Sending`, and the job for after (SEND-01).
-    fn begin(&mut self, turn: &mut Turn, name: &str, id: &OperationId, row: &Row, version: Option<i64>) {
+    fn begin(
+        &mut self,
+        turn: &mut Turn,
+        name: &str,
+        id: &OperationId,
+        row: &Row,
+        version: Option<i64>,
+    ) {
         let job = match self.job(turn, name, id, row) {
             Ok(job) => job,
             Err(why) => {
                 let held = HeldReason::ConfigurationChanged { why };
-                let _ = self.step(turn, id, Step::Hold(held), Cause::gateway(Source::Policy, ""));
+                let _ = self.step(
+                    turn,
+                    id,
+                    Step::Hold(held),
+                    Cause::gateway(Source::Policy, ""),
+                );
                 return self.pump(turn, name);
             }
         };
-        let attempt = AttemptId { epoch: self.epoch, n: self.next_attempt };
+        let attempt = AttemptId {
+            epoch: self.epoch,
+            n: self.next_attempt,
+        };
         self.next_attempt += 1;
-        let Some(operation) = self.operations.get_mut(id) else { return };
+        let Some(operation) = self.operations.get_mut(id) else {
+            return;
+        };
         operation.version_found = version;
         if operation.attempts.len() >= ATTEMPTS_MAX {
             operation.attempts.remove(1);
         }
-        operation.attempts.push(Attempt { id: attempt, begun: turn.now, frame_sha256: job_sha256(&job), exchange: None });
+        operation.attempts.push(Attempt {
+            id: attempt,
+            begun: turn.now,
+            frame_sha256: job_sha256(&job),
+            exchange: None,
+        });
         let drained = operation.disconnected_at.is_some();
-        let cause = Cause { attempt: Some(attempt), ..Cause::gateway(Source::Policy, "every check passed") };
+        let cause = Cause {
+            attempt: Some(attempt),
+            ..Cause::gateway(Source::Policy, "every check passed")
+        };
         if self.step(turn, id, Step::Begin(attempt), cause).is_err() {
             return;
         }
@@ -479,29 +603,55 @@ impl Gateway {
                 self.next_drain_ns = now + all + self.jitter.below(all / 2);
             }
         }
-        turn.effects.push(Effect::Run { machine: name.to_owned(), operation: id.clone(), attempt, job });
+        turn.effects.push(Effect::Run {
+            machine: name.to_owned(),
+            operation: id.clone(),
+            attempt,
+            job,
+        });
     }
 
     /// The words that will go out, or why there are none.
-    fn job(&mut self, turn: &mut Turn, name: &str, id: &OperationId, row: &Row) -> Result<Job, String> {
+    fn job(
+        &mut self,
+        turn: &mut Turn,
+        name: &str,
+        id: &OperationId,
+        row: &Row,
+    ) -> Result<Job, String> {
         let operation = self.operations.get(id).ok_or("it is not in memory")?;
         let mut words = Vec::new();
         for spec in &row.args {
-            let found = operation.intent.args.iter().find(|(arg, _)| *arg == spec.name);
+            let found = operation
+                .intent
+                .args
+                .iter()
+                .find(|(arg, _)| *arg == spec.name);
             let (_, value) = found.ok_or_else(|| format!("argument {} is missing", spec.name))?;
             words.extend(values::encode(value, spec.data_type, spec.word_order)?);
         }
         match &row.action {
-            Action::Read { points } => Ok(Job::Read { points: points.clone() }),
+            Action::Read { points } => Ok(Job::Read {
+                points: points.clone(),
+            }),
             Action::Write { start, request_id } => {
                 if *request_id {
                     let id = self.take_request_id(turn, name, id)?;
-                    let order = row.args.last().map(|arg| arg.word_order).unwrap_or_default();
-                    words.extend(values::encode_u32(id, order));
+                    let order = row
+                        .args
+                        .last()
+                        .map(|arg| arg.word_order)
+                        .unwrap_or_default();
+                    words.extend(mailbox::split_u32(id, order));
                 }
-                Ok(Job::Write { start: *start, words })
+                Ok(Job::Write {
+                    start: *start,
+                    words,
+                })
             }
-            Action::Mailbox { opcode } => self.mailbox_request(turn, name, id, *opcode, words).map(Job::Mailbox),
+            Action::Mailbox { opcode } => self
+                .mailbox_request(turn, name, id, *opcode, words)
+                .map(Job::Mailbox),
         }
     }
 
@@ -515,16 +665,30 @@ impl Gateway {
     ) -> Result<MailboxRequest, String> {
         const TICK_NS: u64 = 100 * NS_PER_MS;
         let request_id = self.take_request_id(turn, name, id)?;
-        let machine = self.machines.get(name).ok_or("its machine is not configured")?;
-        let spec = machine.spec.mailbox.as_ref().ok_or("its machine has no mailbox")?;
-        let boot = machine.gate.as_ref().and_then(|gate| boot_counter(spec, gate));
+        let machine = self
+            .machines
+            .get(name)
+            .ok_or("its machine is not configured")?;
+        let spec = machine
+            .spec
+            .mailbox
+            .as_ref()
+            .ok_or("its machine has no mailbox")?;
+        let boot = machine
+            .gate
+            .as_ref()
+            .and_then(|gate| boot_counter(spec, gate));
         let session_epoch = machine.record.session_epoch;
         let operation = self.operations.get_mut(id).ok_or("it is not in memory")?;
         operation.device_boot = boot;
         let ticks = match operation.deadline.map(|deadline| deadline.at(&turn.now)) {
             // Rounded down: the device may refuse too early, and never acts too late.
-            Some(Validity::Remaining(ns)) => u16::try_from((ns / TICK_NS).max(1)).unwrap_or(u16::MAX),
-            Some(Validity::Expired | Validity::Unprovable) => return Err("its validity is over".into()),
+            Some(Validity::Remaining(ns)) => {
+                u16::try_from((ns / TICK_NS).max(1)).unwrap_or(u16::MAX)
+            }
+            Some(Validity::Expired | Validity::Unprovable) => {
+                return Err("its validity is over".into());
+            }
             None => 0,
         };
         let version = operation.intent.expected_config_version;
@@ -533,14 +697,24 @@ impl Gateway {
             opcode,
             request_id,
             parameters,
-            expected_config_version: version.and_then(|version| u16::try_from(version).ok()).unwrap_or(0xFFFF),
+            expected_config_version: version
+                .and_then(|version| u16::try_from(version).ok())
+                .unwrap_or(0xFFFF),
             validity_ticks: ticks,
         })
     }
 
     /// A request id is given out once, and is durable with the `Sending` that uses it.
-    pub(super) fn take_request_id(&mut self, turn: &mut Turn, name: &str, id: &OperationId) -> Result<u32, String> {
-        let machine = self.machines.get_mut(name).ok_or("its machine is not configured")?;
+    pub(super) fn take_request_id(
+        &mut self,
+        turn: &mut Turn,
+        name: &str,
+        id: &OperationId,
+    ) -> Result<u32, String> {
+        let machine = self
+            .machines
+            .get_mut(name)
+            .ok_or("its machine is not configured")?;
         let next = match machine.record.last_request_id.wrapping_add(1) {
             // 0 is what a device shows that has never taken any.
             0 => 1,
@@ -574,7 +748,9 @@ pub(super) fn not_connected(row: &Row) -> RejectReason {
 
 pub(super) fn boot_counter(spec: &MailboxSpec, gate: &GateReading) -> Option<u32> {
     let blocks = gate.mailbox.as_ref()?;
-    mailbox::decode_status(&blocks.status, spec.word_order).ok().map(|status| status.boot_counter)
+    mailbox::decode_status(&blocks.status, spec.word_order)
+        .ok()
+        .map(|status| status.boot_counter)
 }
 
 fn interval_ns(rate_milli: u64) -> u64 {
@@ -591,7 +767,12 @@ fn identity_mismatch(spec: &MachineSpec, gate: &GateReading) -> Option<HeldReaso
 }
 
 /// Identity, mode, quality, version, interlocks (POL-06).
-fn gate_checks(spec: &MachineSpec, row: &Row, operation: &Operation, gate: &GateReading) -> Option<HeldReason> {
+fn gate_checks(
+    spec: &MachineSpec,
+    row: &Row,
+    operation: &Operation,
+    gate: &GateReading,
+) -> Option<HeldReason> {
     if let Some(held) = identity_mismatch(spec, gate) {
         return Some(held);
     }
@@ -599,19 +780,32 @@ fn gate_checks(spec: &MachineSpec, row: &Row, operation: &Operation, gate: &Gate
         match gate.mode {
             Some(mode) if check.allowed.contains(&mode) => {}
             Some(found) => return Some(HeldReason::ModeNotAllowed { found }),
-            None => return Some(HeldReason::Quality { why: "its mode could not be read".into() }),
+            None => {
+                return Some(HeldReason::Quality {
+                    why: "its mode could not be read".into(),
+                });
+            }
         }
     }
     if gate.quality != Quality::Good {
-        return Some(HeldReason::Quality { why: "the gate could not be read whole".into() });
+        return Some(HeldReason::Quality {
+            why: "the gate could not be read whole".into(),
+        });
     }
     if let Some(held) = version_conflict(operation, gate) {
         return Some(held);
     }
-    for lock in spec.gate.interlocks.iter().filter(|lock| row.interlocks.contains(&lock.name)) {
+    for lock in spec
+        .gate
+        .interlocks
+        .iter()
+        .filter(|lock| row.interlocks.contains(&lock.name))
+    {
         let found = gate.interlocks.iter().find(|(name, _)| *name == lock.name);
         if found.is_none_or(|(_, value)| *value != lock.equals) {
-            return Some(HeldReason::Interlock { name: lock.name.clone() });
+            return Some(HeldReason::Interlock {
+                name: lock.name.clone(),
+            });
         }
     }
     None
@@ -620,7 +814,9 @@ fn gate_checks(spec: &MachineSpec, row: &Row, operation: &Operation, gate: &Gate
 fn version_conflict(operation: &Operation, gate: &GateReading) -> Option<HeldReason> {
     let expected = operation.intent.expected_config_version?;
     let Some(found) = gate.config_version else {
-        return Some(HeldReason::Quality { why: "its configuration version could not be read".into() });
+        return Some(HeldReason::Quality {
+            why: "its configuration version could not be read".into(),
+        });
     };
     if found == i64::from(expected) {
         return None;
@@ -642,7 +838,10 @@ fn gate_findings(spec: &MachineSpec, gate: &GateReading) -> String {
     if let Some(version) = gate.config_version {
         says.push(format!("configuration version {version}"));
     }
-    says.push(format!("{} interlock(s) closed", spec.gate.interlocks.len()));
+    says.push(format!(
+        "{} interlock(s) closed",
+        spec.gate.interlocks.len()
+    ));
     says.push("permission still held".into());
     format!("passed: {}", says.join(", "))
 }
@@ -650,15 +849,22 @@ fn gate_findings(spec: &MachineSpec, gate: &GateReading) -> String {
 fn job_sha256(job: &Job) -> [u8; 32] {
     let mut hash = Sha256::new();
     match job {
-        Job::Read { points } => points.iter().for_each(|(_, at)| hash.update(at.address.to_string())),
+        Job::Read { points } => points
+            .iter()
+            .for_each(|(_, at)| hash.update(at.address.to_string())),
         Job::Write { start, words } => {
             hash.update(start.to_string());
-            words.iter().for_each(|word| hash.update(word.to_be_bytes()));
+            words
+                .iter()
+                .for_each(|word| hash.update(word.to_be_bytes()));
         }
         Job::Mailbox(request) => {
             hash.update(request.opcode.to_be_bytes());
             hash.update(request.request_id.to_be_bytes());
-            request.parameters.iter().for_each(|word| hash.update(word.to_be_bytes()));
+            request
+                .parameters
+                .iter()
+                .for_each(|word| hash.update(word.to_be_bytes()));
         }
     }
     hash.finalize().into()

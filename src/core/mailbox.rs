@@ -179,12 +179,9 @@ pub fn encode_command(request: &MailboxRequest, order: WordOrder) -> [u16; COMMA
 /// # Errors
 /// [`Corrupt`]: length, layout, CRC or state are not as the layout says.
 pub fn decode_status(words: &[u16], order: WordOrder) -> Result<Status, Corrupt> {
-    let words: &[u16; STATUS_WORDS] = words.try_into().map_err(|_| {
-        Corrupt(format!(
-            "{} words, expected {STATUS_WORDS}",
-            words.len()
-        ))
-    })?;
+    let words: &[u16; STATUS_WORDS] = words
+        .try_into()
+        .map_err(|_| Corrupt(format!("{} words, expected {STATUS_WORDS}", words.len())))?;
     let computed = crc16(&words[..STATUS_CRC_WORD]);
     if computed != words[STATUS_CRC_WORD] {
         return Err(Corrupt(format!(
@@ -309,6 +306,26 @@ pub fn refusal(result: u16) -> Option<DeviceCode> {
         code: result.into(),
         meaning: meaning.into(),
     })
+}
+
+/// What a result other than 0 says: a refusal before any effect, or the machine's own failure.
+#[must_use]
+pub fn code(result: u16) -> DeviceCode {
+    refusal(result).unwrap_or_else(|| DeviceCode {
+        family: "mailbox".into(),
+        code: result.into(),
+        meaning: "the machine's own failure code".into(),
+    })
+}
+
+/// The request id and the session epoch that stand in the gateway's block; 0 where it is too short.
+#[must_use]
+pub fn command_ids(command: &[u16], order: WordOrder) -> (u32, u32) {
+    let pair = |at: usize| match command.get(at..at + 2) {
+        Some(words) => join_u32(words[0], words[1], order),
+        None => 0,
+    };
+    (pair(4), pair(1))
 }
 
 /// Serial number arithmetic (RFC 1982): whether `a` comes after `b`.
@@ -439,7 +456,11 @@ mod tests {
                 state,
                 ..QUIET
             };
-            assert_eq!(verdict(&plc, 42, Some(9)), Verdict::Pending, "state {state}");
+            assert_eq!(
+                verdict(&plc, 42, Some(9)),
+                Verdict::Pending,
+                "state {state}"
+            );
         }
     }
 

@@ -28,7 +28,13 @@ struct Candidate {
 }
 
 impl Gateway {
-    pub(super) fn submit(&mut self, turn: &mut Turn, request: &Request, actor: &Actor, token: Token) {
+    pub(super) fn submit(
+        &mut self,
+        turn: &mut Turn,
+        request: &Request,
+        actor: &Actor,
+        token: Token,
+    ) {
         let answer = match self.admit(turn, request, actor) {
             Ok(answer) => answer,
             Err(refusal) => Answer::Refused(refusal),
@@ -36,7 +42,12 @@ impl Gateway {
         turn.answer(token, answer);
     }
 
-    pub(super) fn admit(&mut self, turn: &mut Turn, request: &Request, actor: &Actor) -> Result<Answer, Refusal> {
+    pub(super) fn admit(
+        &mut self,
+        turn: &mut Turn,
+        request: &Request,
+        actor: &Actor,
+    ) -> Result<Answer, Refusal> {
         let candidate = self.check_form(request)?;
         if let Some(known) = self.known(turn, &candidate)? {
             return Ok(known);
@@ -51,25 +62,52 @@ impl Gateway {
     }
 
     fn check_form(&self, request: &Request) -> Result<Candidate, Refusal> {
-        let machine = self.machines.get(&request.machine).ok_or_else(|| Refusal::UnknownMachine {
-            name: bounded(&request.machine),
-            nearest: intent::nearest(&request.machine, self.machines.keys().map(String::as_str)),
-        })?;
+        let machine =
+            self.machines
+                .get(&request.machine)
+                .ok_or_else(|| Refusal::UnknownMachine {
+                    name: bounded(&request.machine),
+                    nearest: intent::nearest(
+                        &request.machine,
+                        self.machines.keys().map(String::as_str),
+                    )
+                    .map(str::to_owned),
+                })?;
         let spec = Arc::clone(&machine.spec);
         if spec.owner != self.settings.gateway {
-            return Err(Refusal::NotOwner { owner: spec.owner.clone() });
+            return Err(Refusal::NotOwner {
+                owner: spec.owner.clone(),
+            });
         }
-        let row = spec.row(&request.command).cloned().ok_or_else(|| Refusal::UnknownCommand {
-            machine: spec.name.clone(),
-            name: bounded(&request.command),
-            nearest: intent::nearest(&request.command, spec.commands.iter().map(|row| row.name.as_str())),
-        })?;
-        let id = request.operation_id.as_deref().ok_or(Refusal::MissingOperationId)?;
+        let row = spec
+            .row(&request.command)
+            .cloned()
+            .ok_or_else(|| Refusal::UnknownCommand {
+                machine: spec.name.clone(),
+                name: bounded(&request.command),
+                nearest: intent::nearest(
+                    &request.command,
+                    spec.commands.iter().map(|row| row.name.as_str()),
+                )
+                .map(str::to_owned),
+            })?;
+        let id = request
+            .operation_id
+            .as_deref()
+            .ok_or(Refusal::MissingOperationId)?;
         let id = OperationId::parse(id)?;
         let intent = intent::canonicalise(request, &row)?;
         let digest = intent::digest(&intent);
-        let reissue_of = request.reissue_of.as_deref().map(OperationId::parse).transpose()?;
-        let reason = request.reason.as_deref().map(bounded).filter(|reason| !reason.trim().is_empty());
+        let reissue_of = request
+            .reissue_of
+            .as_deref()
+            .map(OperationId::parse)
+            .transpose()?;
+        let reason = request
+            .reason
+            .as_deref()
+            .map(bounded)
+            .filter(|reason| !reason.trim().is_empty());
         if reissue_of.is_some() && reason.is_none() {
             return Err(Refusal::InvalidArgument(intent::InvalidArgument {
                 field: "reason".into(),
@@ -82,7 +120,15 @@ impl Gateway {
         {
             return Err(Refusal::UnknownOperation(old.to_string()));
         }
-        Ok(Candidate { id, spec, row, intent, digest, reissue_of, reason })
+        Ok(Candidate {
+            id,
+            spec,
+            row,
+            intent,
+            digest,
+            reissue_of,
+            reason,
+        })
     }
 
     /// CMD-02, CMD-03: what an id that is on record gets.
@@ -97,7 +143,10 @@ impl Gateway {
             let over = elapsed_ns(&operation.created, &turn.now) >= window_ns;
             if over && operation.class.has_side_effect() && operation.state.is_ended() {
                 return Err(Refusal::OutsideReplayWindow {
-                    why: format!("operation {} is on record, and can still be read", candidate.id),
+                    why: format!(
+                        "operation {} is on record, and can still be read",
+                        candidate.id
+                    ),
                 });
             }
             return Ok(Some(Answer::Replayed(Box::new(operation.clone()))));
@@ -108,13 +157,22 @@ impl Gateway {
                 return Err(self.conflict(turn, candidate, recorded, Vec::new()));
             }
             return Err(Refusal::OutsideReplayWindow {
-                why: format!("operation {} ended as {} and was archived", candidate.id, tombstone.state),
+                why: format!(
+                    "operation {} ended as {} and was archived",
+                    candidate.id, tombstone.state
+                ),
             });
         }
         Ok(None)
     }
 
-    fn conflict(&mut self, turn: &mut Turn, candidate: &Candidate, recorded: Digest, differing: Vec<String>) -> Refusal {
+    fn conflict(
+        &mut self,
+        turn: &mut Turn,
+        candidate: &Candidate,
+        recorded: Digest,
+        differing: Vec<String>,
+    ) -> Refusal {
         let side = |digest: &Digest| {
             serde_json::json!({
                 "digest": super::event::sha256_text(&digest.sha256),
@@ -129,7 +187,11 @@ impl Gateway {
             "differing_fields": differing,
         });
         self.emit(turn, &candidate.spec.name, "operation.conflict", body);
-        Refusal::IdempotencyConflict { recorded, received: candidate.digest, differing_fields: differing }
+        Refusal::IdempotencyConflict {
+            recorded,
+            received: candidate.digest,
+            differing_fields: differing,
+        }
     }
 
     /// Whether a new operation may be recorded at all.
@@ -147,7 +209,9 @@ impl Gateway {
             return Err(Refusal::CapacityFull(why.clone()));
         }
         if self.open_count >= OPEN_OPERATIONS_MAX {
-            let why = format!("{OPEN_OPERATIONS_MAX} operations are open, the most that may be; resolve or cancel some");
+            let why = format!(
+                "{OPEN_OPERATIONS_MAX} operations are open, the most that may be; resolve or cancel some"
+            );
             return Err(Refusal::CapacityFull(why));
         }
         Ok(())
@@ -155,10 +219,16 @@ impl Gateway {
 
     /// TIME-06. A clock that is not trusted still gives a lower bound: the highest wall time on record.
     fn check_window(&self, turn: &Turn, issued_us: i64) -> Result<(), Refusal> {
-        let window_us = i64::try_from(self.settings.replay_window_ms.saturating_mul(1000)).unwrap_or(i64::MAX);
+        let window_us =
+            i64::try_from(self.settings.replay_window_ms.saturating_mul(1000)).unwrap_or(i64::MAX);
         let ahead_us = i64::try_from(CLOCK_AHEAD_MS_MAX * 1000).unwrap_or(i64::MAX);
-        let trusted = turn.now.wall_trusted && turn.now.wall_us >= self.highest_wall_us.saturating_sub(ahead_us);
-        let at_least_us = if trusted { turn.now.wall_us } else { self.highest_wall_us };
+        let trusted = turn.now.wall_trusted
+            && turn.now.wall_us >= self.highest_wall_us.saturating_sub(ahead_us);
+        let at_least_us = if trusted {
+            turn.now.wall_us
+        } else {
+            self.highest_wall_us
+        };
         if at_least_us.saturating_sub(issued_us) >= window_us {
             return Err(Refusal::OutsideReplayWindow {
                 why: format!(
@@ -181,13 +251,28 @@ impl Gateway {
 
     /// From here on it is an operation; the policy decides at once.
     fn record(&mut self, turn: &mut Turn, candidate: Candidate, actor: &Actor) {
-        let Candidate { id, spec, row, intent, digest, reissue_of, reason } = candidate;
-        let down_since = self.machines.get(&spec.name).and_then(|machine| machine.down_since);
-        let window_us = i64::try_from(self.settings.replay_window_ms.saturating_mul(1000)).unwrap_or(i64::MAX);
+        let Candidate {
+            id,
+            spec,
+            row,
+            intent,
+            digest,
+            reissue_of,
+            reason,
+        } = candidate;
+        let down_since = self
+            .machines
+            .get(&spec.name)
+            .and_then(|machine| machine.down_since);
+        let window_us =
+            i64::try_from(self.settings.replay_window_ms.saturating_mul(1000)).unwrap_or(i64::MAX);
         let replaces = intent.replaces.clone();
         let mut operation = Operation {
             id: id.clone(),
-            deadline: Some(Deadline { from: turn.now, ttl_ms: intent.ttl_ms }),
+            deadline: Some(Deadline {
+                from: turn.now,
+                ttl_ms: intent.ttl_ms,
+            }),
             intent,
             digest,
             class: row.class,
@@ -226,7 +311,12 @@ impl Gateway {
             self.link_reissue(turn, &old, &id);
         }
         if let Some(refused) = self.policy(turn, &id, &spec, &row, replaces.as_ref(), actor) {
-            let _ = self.step(turn, &id, Step::Reject(refused), Cause::gateway(Source::Policy, ""));
+            let _ = self.step(
+                turn,
+                &id,
+                Step::Reject(refused),
+                Cause::gateway(Source::Policy, ""),
+            );
             return;
         }
         self.pump(turn, &spec.name);
@@ -260,7 +350,10 @@ impl Gateway {
         {
             return Some(RejectReason::ReplaceRefused { why });
         }
-        let up = self.machines.get(&spec.name).is_some_and(|machine| machine.link == LinkState::Up);
+        let up = self
+            .machines
+            .get(&spec.name)
+            .is_some_and(|machine| machine.link == LinkState::Up);
         if row.class == Class::Query {
             self.coalesce(turn, &spec.name, id);
             return None;
@@ -271,19 +364,28 @@ impl Gateway {
         if !up && !row.queueable {
             return Some(self.why_not_now(&spec.name, row));
         }
-        let limit = if row.queueable { row.max_queued } else { u32::try_from(WAITING_MAX).unwrap_or(u32::MAX) };
+        let limit = if row.queueable {
+            row.max_queued
+        } else {
+            u32::try_from(WAITING_MAX).unwrap_or(u32::MAX)
+        };
         let waiting = self.waiting_of(&spec.name, &row.name, id).len();
         (waiting >= limit as usize).then_some(RejectReason::QueueFull { limit })
     }
 
     /// A link that stands, but to another device or with its gate unread, is said so.
     fn why_not_now(&self, name: &str, row: &Row) -> RejectReason {
-        let mismatch = self.alarms.contains_key(&("identity_mismatch".to_owned(), name.to_owned()));
+        let mismatch = self
+            .alarms
+            .contains_key(&("identity_mismatch".to_owned(), name.to_owned()));
         let gate = self.machines.get(name).and_then(|machine| {
             let (check, gate) = (machine.spec.gate.identity.as_ref()?, machine.gate.as_ref()?);
             Some(super::lifecycle::HeldReason::IdentityMismatch {
                 expected: check.equals.to_string(),
-                found: gate.identity.as_ref().map_or_else(|| "unreadable".into(), ToString::to_string),
+                found: gate
+                    .identity
+                    .as_ref()
+                    .map_or_else(|| "unreadable".into(), ToString::to_string),
             })
         });
         match gate {
@@ -294,24 +396,39 @@ impl Gateway {
 
     /// What else of the same command waits, in the order of submission.
     fn waiting_of(&self, machine: &str, command: &str, but: &OperationId) -> Vec<OperationId> {
-        let waiting = self.machines.get(machine).map(|machine| machine.waiting.values());
+        let waiting = self
+            .machines
+            .get(machine)
+            .map(|machine| machine.waiting.values());
         waiting
             .into_iter()
             .flatten()
             .filter(|id| *id != but)
-            .filter(|id| self.operations.get(*id).is_some_and(|op| op.intent.command == command))
+            .filter(|id| {
+                self.operations
+                    .get(*id)
+                    .is_some_and(|op| op.intent.command == command)
+            })
             .cloned()
             .collect()
     }
 
     /// POL-02: a query waits as one, the newest asked.
     fn coalesce(&mut self, turn: &mut Turn, machine: &str, id: &OperationId) {
-        let Some(command) = self.operations.get(id).map(|op| op.intent.command.clone()) else { return };
+        let Some(command) = self.operations.get(id).map(|op| op.intent.command.clone()) else {
+            return;
+        };
         let mut stands_for = 0_u32;
         for old in self.waiting_of(machine, &command, id) {
-            let before = self.operations.get(&old).map_or(0, |op| op.superseded_count);
+            let before = self
+                .operations
+                .get(&old)
+                .map_or(0, |op| op.superseded_count);
             let cause = Cause::gateway(Source::Policy, "a newer reading was asked for");
-            if self.step(turn, &old, Step::Supersede(id.clone()), cause).is_ok() {
+            if self
+                .step(turn, &old, Step::Supersede(id.clone()), cause)
+                .is_ok()
+            {
                 stands_for = stands_for.saturating_add(before).saturating_add(1);
             }
         }
@@ -322,9 +439,15 @@ impl Gateway {
 
     /// CMD-11, rule `latest`.
     fn merge(&mut self, turn: &mut Turn, machine: &str, id: &OperationId, actor: &Actor) {
-        let Some(command) = self.operations.get(id).map(|op| op.intent.command.clone()) else { return };
+        let Some(command) = self.operations.get(id).map(|op| op.intent.command.clone()) else {
+            return;
+        };
         for old in self.waiting_of(machine, &command, id) {
-            if self.operations.get(&old).is_some_and(|op| same_person(&op.actor, actor)) {
+            if self
+                .operations
+                .get(&old)
+                .is_some_and(|op| same_person(&op.actor, actor))
+            {
                 let cause = Cause::gateway(Source::Policy, "merged: the latest stands");
                 let _ = self.step(turn, &old, Step::Supersede(id.clone()), cause);
             }
@@ -332,10 +455,23 @@ impl Gateway {
     }
 
     /// POL-05: in the same commit the old one gives way, or nothing changes.
-    fn replace(&mut self, turn: &mut Turn, old: &OperationId, new: &OperationId, row: &Row, actor: &Actor) -> Result<(), String> {
-        let operation = self.operations.get(old).ok_or_else(|| format!("{old} is not on record"))?;
+    fn replace(
+        &mut self,
+        turn: &mut Turn,
+        old: &OperationId,
+        new: &OperationId,
+        row: &Row,
+        actor: &Actor,
+    ) -> Result<(), String> {
+        let operation = self
+            .operations
+            .get(old)
+            .ok_or_else(|| format!("{old} is not on record"))?;
         let command = (&operation.intent.machine, &operation.intent.command);
-        let wanted = self.operations.get(new).map(|op| (&op.intent.machine, &op.intent.command));
+        let wanted = self
+            .operations
+            .get(new)
+            .map(|op| (&op.intent.machine, &op.intent.command));
         if Some(command) != wanted {
             return Err(format!("{old} is another command"));
         }
@@ -343,13 +479,20 @@ impl Gateway {
             return Err("this command cannot be replaced".into());
         }
         if !same_person(&operation.actor, actor) {
-            return Err(format!("{old} was submitted by {}, only they may replace it", operation.actor));
+            return Err(format!(
+                "{old} was submitted by {}, only they may replace it",
+                operation.actor
+            ));
         }
         if operation.state != State::Queued {
-            return Err(format!("{old} is {}; only what is queued can be replaced", operation.state.name()));
+            return Err(format!(
+                "{old} is {}; only what is queued can be replaced",
+                operation.state.name()
+            ));
         }
         let cause = Cause::of(Source::Api, actor, "replaced");
-        self.step(turn, old, Step::Supersede(new.clone()), cause).map_err(|refused| refused.to_string())
+        self.step(turn, old, Step::Supersede(new.clone()), cause)
+            .map_err(|refused| refused.to_string())
     }
 }
 

@@ -30,21 +30,33 @@ impl Gateway {
             self.set_timer(&id);
         }
         if self.is_recovery() {
-            let text = "damage was found in the journal: reads are answered, nothing is sent".to_owned();
+            let text =
+                "damage was found in the journal: reads are answered, nothing is sent".to_owned();
             self.set_alarm(turn, "recovery_mode", "", Some(text));
         }
     }
 
     fn after_restart(&mut self, turn: &mut Turn, id: &OperationId) {
-        let Some(operation) = self.operations.get(id) else { return };
+        let Some(operation) = self.operations.get(id) else {
+            return;
+        };
         let state = operation.state.clone();
         match state {
             State::Sending { attempt } => {
-                let cause = Cause { attempt: Some(attempt), ..Cause::gateway(Source::Recovery, "") };
+                let cause = Cause {
+                    attempt: Some(attempt),
+                    ..Cause::gateway(Source::Recovery, "")
+                };
                 let _ = self.step(turn, id, Step::Doubt(UnknownReason::Restart), cause);
             }
             State::Queued => self.queued_after_restart(turn, id),
-            State::Held(_) | State::Accepted { .. } | State::OutcomeUnknown(_) => {}
+            State::Accepted { since } => {
+                // Its completion timeout ran on a clock that is gone.
+                if since.boot_id != turn.now.boot_id {
+                    self.completion_timed_out(turn, id);
+                }
+            }
+            State::Held(_) | State::OutcomeUnknown(_) => {}
             State::Rejected(_)
             | State::Expired
             | State::Cancelled { .. }
@@ -58,17 +70,31 @@ impl Gateway {
 
     fn queued_after_restart(&mut self, turn: &mut Turn, id: &OperationId) {
         let cause = Cause::gateway(Source::Recovery, "");
-        let Some(validity) = self.operations.get(id).and_then(|op| op.deadline).map(|d: Deadline| d.at(&turn.now)) else {
+        let Some(validity) = self
+            .operations
+            .get(id)
+            .and_then(|op| op.deadline)
+            .map(|d: Deadline| d.at(&turn.now))
+        else {
             return;
         };
         let Some((name, row)) = self.with_row(id) else {
             let why = "its command is no longer configured".to_owned();
-            let _ = self.step(turn, id, Step::Hold(HeldReason::ConfigurationChanged { why }), cause);
+            let _ = self.step(
+                turn,
+                id,
+                Step::Hold(HeldReason::ConfigurationChanged { why }),
+                cause,
+            );
             return;
         };
         let step = match (validity, row.on_restart) {
-            (Validity::Expired, _) | (Validity::Unprovable, OnRestart::Expire) => Some(Step::Expire),
-            (Validity::Unprovable, OnRestart::Hold) => Some(Step::Hold(HeldReason::ValidityUnprovable)),
+            (Validity::Expired, _) | (Validity::Unprovable, OnRestart::Expire) => {
+                Some(Step::Expire)
+            }
+            (Validity::Unprovable, OnRestart::Hold) => {
+                Some(Step::Hold(HeldReason::ValidityUnprovable))
+            }
             (Validity::Remaining(_), _) => None,
         };
         match step {
@@ -77,7 +103,10 @@ impl Gateway {
             }
             None => {
                 // The connection it was meant for is gone.
-                let down_since = self.machines.get(&name).and_then(|machine| machine.down_since);
+                let down_since = self
+                    .machines
+                    .get(&name)
+                    .and_then(|machine| machine.down_since);
                 if let Some(operation) = self.operations.get_mut(id) {
                     operation.disconnected_at = operation.disconnected_at.or(down_since);
                 }
@@ -118,7 +147,9 @@ impl Gateway {
     }
 
     fn timer_fired(&mut self, turn: &mut Turn, id: &OperationId) {
-        let Some(operation) = self.operations.get(id) else { return };
+        let Some(operation) = self.operations.get(id) else {
+            return;
+        };
         match operation.state.clone() {
             State::Queued => {
                 if !self.expire_if_due(turn, id) {
@@ -129,7 +160,10 @@ impl Gateway {
                 }
             }
             State::Accepted { since } => {
-                if self.completion_ns(id, &since).is_some_and(|at| at <= turn.now.boottime_ns) {
+                if self
+                    .completion_ns(id, &since)
+                    .is_some_and(|at| at <= turn.now.boottime_ns)
+                {
                     self.completion_timed_out(turn, id);
                 } else {
                     self.probe_if_due(turn, id);
@@ -152,17 +186,24 @@ impl Gateway {
     /// When an accepted operation becomes unknown, boot-relative; at once if it was accepted in another boot.
     fn completion_ns(&self, id: &OperationId, since: &Stamp) -> Option<u64> {
         let (_, row) = self.with_row(id)?;
-        Some(since.boottime_ns.saturating_add(row.completion_timeout_ms.saturating_mul(NS_PER_MS)))
+        Some(
+            since
+                .boottime_ns
+                .saturating_add(row.completion_timeout_ms.saturating_mul(NS_PER_MS)),
+        )
     }
 
     /// Files an operation's next due time.
     pub(super) fn set_timer(&mut self, id: &OperationId) {
         let due = self.due_ns(id);
-        let Some(machine) = self.machine_of(id) else { return };
+        let Some(machine) = self.machine_of(id) else {
+            return;
+        };
         if due.is_none() && !machine.live.contains_key(id) {
             return;
         }
-        let before = std::mem::replace(&mut machine.live.entry(id.clone()).or_default().due_ns, due);
+        let before =
+            std::mem::replace(&mut machine.live.entry(id.clone()).or_default().due_ns, due);
         if let Some(before) = before {
             self.timers.remove(&(before, id.clone()));
         }
@@ -175,12 +216,19 @@ impl Gateway {
         let operation = self.operations.get(id)?;
         let machine = self.machines.get(&operation.intent.machine)?;
         let live = machine.live.get(id);
-        let probe = live.and_then(|live| live.probe_ns).filter(|_| machine.link == LinkState::Up && machine.probing.is_none());
+        let probe = live
+            .and_then(|live| live.probe_ns)
+            .filter(|_| machine.link == LinkState::Up && machine.probing.is_none());
         match &operation.state {
             State::Queued => {
                 let deadline = operation.deadline?;
-                let end = deadline.from.boottime_ns.saturating_add(deadline.ttl_ms.saturating_mul(NS_PER_MS));
-                let retry = live.map(|live| live.not_before_ns).filter(|at| *at > self.last_now_ns);
+                let end = deadline
+                    .from
+                    .boottime_ns
+                    .saturating_add(deadline.ttl_ms.saturating_mul(NS_PER_MS));
+                let retry = live
+                    .map(|live| live.not_before_ns)
+                    .filter(|at| *at > self.last_now_ns);
                 retry.into_iter().chain([end]).min()
             }
             State::Accepted { since } => {
@@ -212,24 +260,41 @@ impl Gateway {
         quality: Quality,
         at: &Stamp,
     ) {
-        let Some(machine) = self.machines.get_mut(name) else { return };
-        let Some(source) = machine.spec.events.iter().find(|source| source.event_type == event_type) else { return };
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
+        let Some(source) = machine
+            .spec
+            .events
+            .iter()
+            .find(|source| source.event_type == event_type)
+        else {
+            return;
+        };
         let EventKind::OnChange { unit, deadband, .. } = &source.kind;
         let (unit, deadband, class) = (unit.clone(), *deadband, source.class);
         let baselines = &mut machine.record.baselines;
         let index = baselines.iter().position(|(known, _)| known == event_type);
         let before = index.map(|index| baselines[index].1.clone());
-        if before.as_ref().is_some_and(|before| !moved(before.as_ref(), value.as_ref(), deadband)) {
+        if before
+            .as_ref()
+            .is_some_and(|before| !moved(before.as_ref(), value.as_ref(), deadband))
+        {
             return;
         }
         if self.capacity_full.is_some() {
             // The baseline stays, so the change is seen once there is room; no key was given out (FWD-04).
             return;
         }
-        let Some(machine) = self.machines.get_mut(name) else { return };
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
         match index {
             Some(index) => machine.record.baselines[index].1.clone_from(&value),
-            None => machine.record.baselines.push((event_type.to_owned(), value.clone())),
+            None => machine
+                .record
+                .baselines
+                .push((event_type.to_owned(), value.clone())),
         }
         turn.touch_machine(name);
         let body = serde_json::json!({
@@ -241,7 +306,12 @@ impl Gateway {
     }
 
     /// CFG-03: the new configuration stands from here on, whole.
-    pub(super) fn reconfigured(&mut self, turn: &mut Turn, specs: Vec<Arc<MachineSpec>>, settings: Settings) {
+    pub(super) fn reconfigured(
+        &mut self,
+        turn: &mut Turn,
+        specs: Vec<Arc<MachineSpec>>,
+        settings: Settings,
+    ) {
         self.settings = settings;
         let mut before = std::mem::take(&mut self.machines);
         for spec in specs {
@@ -251,14 +321,22 @@ impl Gateway {
                     machine
                 }
                 None => {
-                    let record = MachineRecord { name: spec.name.clone(), ..MachineRecord::default() };
+                    let record = MachineRecord {
+                        name: spec.name.clone(),
+                        ..MachineRecord::default()
+                    };
                     Machine::new(spec, record, &turn.now)
                 }
             };
             self.machines.insert(machine.spec.name.clone(), machine);
         }
         let gateway = self.settings.gateway.clone();
-        self.emit(turn, &gateway, "configuration.reloaded", serde_json::json!({ "by": Actor::Gateway.to_string() }));
+        self.emit(
+            turn,
+            &gateway,
+            "configuration.reloaded",
+            serde_json::json!({ "by": Actor::Gateway.to_string() }),
+        );
     }
 }
 

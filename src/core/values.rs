@@ -6,7 +6,7 @@
 //! [`super::contract::Job::Write`].
 
 use super::spec::{ArgValue, DataType, Scalar, Value, WordOrder};
-use rust_decimal::prelude::ToPrimitive;
+use rust_decimal::{Decimal, prelude::ToPrimitive};
 
 /// The value that `words` hold. For a coil or discrete input: one word, 0 or 1.
 ///
@@ -88,7 +88,10 @@ pub fn encode(arg: &ArgValue, data_type: DataType, order: WordOrder) -> Result<V
         (ArgValue::Bool(bit), DataType::Bool) => u64::from(*bit),
         (ArgValue::Number(number), DataType::F32) => {
             let narrow = number.to_f32().filter(|n| n.is_finite());
-            narrow.ok_or_else(|| misfit(arg, data_type))?.to_bits().into()
+            narrow
+                .ok_or_else(|| misfit(arg, data_type))?
+                .to_bits()
+                .into()
         }
         (ArgValue::Number(number), DataType::F64) => number
             .to_f64()
@@ -140,6 +143,20 @@ fn misfit(arg: &ArgValue, data_type: DataType) -> String {
         ArgValue::Redacted(_) => "redacted secret",
     };
     format!("the {kind} does not fit a {}", data_type.name())
+}
+
+/// Whether what was read is what was sent.
+#[must_use]
+pub fn equals(sent: &ArgValue, read: &Value) -> bool {
+    match (sent, read) {
+        (ArgValue::Bool(a), Value::Bool(b)) => a == b,
+        (ArgValue::Number(a), Value::Int(b)) => Decimal::try_from(*b).is_ok_and(|b| *a == b),
+        (ArgValue::Number(a), Value::Float(b)) => a
+            .to_f64()
+            .is_some_and(|a| a == *b || (a as f32) == (*b as f32)),
+        (ArgValue::Text(a), Value::Text(b)) => a == b,
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -214,7 +231,10 @@ mod tests {
             assert!(encode(&number(text), data_type).is_err(), "{text}");
         }
         let text = |t: &str| ArgValue::Text(t.into());
-        assert_eq!(encode(&text("ABC"), DataType::Text(5)), Ok(vec![0x4142, 0x4300, 0]));
+        assert_eq!(
+            encode(&text("ABC"), DataType::Text(5)),
+            Ok(vec![0x4142, 0x4300, 0])
+        );
         assert!(encode(&text("ABCDEF"), DataType::Text(5)).is_err());
         assert!(encode(&text("A\0B"), DataType::Text(5)).is_err());
         let secret = ArgValue::Redacted([0; 32]);
