@@ -25,3 +25,6 @@ mod turn;
 pub mod units;
 mod upkeep;
 pub mod values;
+
+#[cfg(test)]
+mod scenarios;
