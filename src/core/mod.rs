@@ -6,6 +6,7 @@
 //! [`gateway::Output`] durable, and only then performs its effects.
 
 pub mod contract;
+pub mod event;
 pub mod gateway;
 pub mod ids;
 pub mod intent;
@@ -13,5 +14,6 @@ pub mod lifecycle;
 pub mod mailbox;
 pub mod outbox;
 pub mod record;
+pub mod roles;
 pub mod spec;
 pub mod time;
