@@ -203,9 +203,7 @@ impl Circuit {
             } => format!(
                 "retrying for {} s ({failures} tries), next in {} s: {reason}",
                 elapsed_ns(since, now) / NS_PER_S,
-                next_ns
-                    .saturating_sub(now.boottime_ns)
-                    .div_ceil(NS_PER_S),
+                next_ns.saturating_sub(now.boottime_ns).div_ceil(NS_PER_S),
             ),
             Self::Stopped { since, reason } => format!(
                 "stopped {} s ago: {reason}",
@@ -268,7 +266,10 @@ impl Outbox {
     /// The cursor as it stands: watermark, what is finished behind it, counters.
     #[must_use]
     pub fn cursor(&self) -> CursorRecord {
-        let finished = self.slots.iter().filter(|(_, slot)| **slot == Slot::Finished);
+        let finished = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| **slot == Slot::Finished);
         CursorRecord {
             sparse: finished.map(|(position, _)| *position).collect(),
             ..self.cursor.clone()
@@ -427,19 +428,17 @@ impl Outbox {
                 .binary_search_by_key(position, |(position, _)| *position)
                 .is_ok()
         };
-        self.slots
-            .retain(|position, slot| *slot != Slot::Waiting || position > last || offered(position));
-        for (position, _) in available {
-            if *position <= self.known_to {
-                continue;
-            }
-            if self.slots.len() >= self.config.window_events_max
-                && !self.slots.contains_key(position)
-            {
-                break;
-            }
-            self.slots.entry(*position).or_insert(Slot::Waiting);
-            self.known_to = *position;
+        self.slots.retain(|position, slot| {
+            *slot != Slot::Waiting || position > last || offered(position)
+        });
+        // Finished ones far behind do not count: after a restart with a smaller window they could
+        // otherwise fill it, and nothing would ever be sent.
+        let known = self.slots.range(..=self.known_to).count();
+        let news = available.iter().filter(|(p, _)| *p > self.known_to);
+        let room = self.config.window_events_max.saturating_sub(known);
+        for position in news.map(|(p, _)| *p).take(room).collect::<Vec<_>>() {
+            self.slots.entry(position).or_insert(Slot::Waiting);
+            self.known_to = position;
         }
         self.advance();
     }
@@ -448,7 +447,9 @@ impl Outbox {
     fn room(&self, now: &Now) -> Option<usize> {
         match &self.circuit {
             Circuit::Stopped { .. } => None,
-            Circuit::Retrying { next_ns, failures, .. } => {
+            Circuit::Retrying {
+                next_ns, failures, ..
+            } => {
                 let due = now.boottime_ns >= *next_ns && self.in_flight.is_empty();
                 // After one failure the whole batch is tried again; a sink that fails twice in a row
                 // is probed, so that a large batch is not sent over and over to nobody.
@@ -488,7 +489,9 @@ impl Outbox {
         let (before, first_since) = match &self.circuit {
             Circuit::Stopped { .. } => return,
             Circuit::Ok => (0, *now),
-            Circuit::Retrying { failures, since, .. } => (*failures, *since),
+            Circuit::Retrying {
+                failures, since, ..
+            } => (*failures, *since),
         };
         let Some((reason, asked_ms)) = failure else {
             if before > 0 && sent_ns >= self.failed_ns {
@@ -497,7 +500,11 @@ impl Outbox {
             return;
         };
         // A sink that took part of the batch is there: its wait does not grow.
-        let failures = if finished > 0 { 1 } else { before.saturating_add(1) };
+        let failures = if finished > 0 {
+            1
+        } else {
+            before.saturating_add(1)
+        };
         let wait_ms = self.jittered_ms(failures).max(asked_ms.min(BACKOFF_MS_MAX));
         self.failed_ns = now.boottime_ns;
         self.circuit = Circuit::Retrying {
@@ -550,7 +557,10 @@ fn dead_letter(sink: &str, event: EventRecord, verdict: Verdict) -> Option<DeadL
 
 /// At most [`TEXT_BYTES_MAX`] bytes of a text that came from outside.
 fn bounded(text: &str) -> String {
-    let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+    let mut end = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
     text[..end].to_owned()
 }
 
