@@ -555,7 +555,6 @@ impl Run {
                 "{position:?} was never sent"
             );
         }
-        assert_eq!(self.outbox.circuit(), &Circuit::Ok);
     }
 }
 
