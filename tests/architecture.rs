@@ -15,7 +15,7 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     ("plc", &["core"]),
     ("sink", &["core"]),
     ("api", &["core"]),
-    ("config", &["core", "board"]),
+    ("config", &["core"]),
     ("board", &["core"]),
     ("simulator", &["core"]),
     ("receiver", &["core"]),

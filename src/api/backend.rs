@@ -2,6 +2,7 @@
 //! May call: core types.
 //! Never: know how the gateway does it.
 
+pub use crate::core::gateway::{Act, Verdict};
 use crate::core::gateway::{Answer, Refusal};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
 use crate::core::intent::Request;
@@ -15,44 +16,6 @@ use std::sync::Arc;
 
 /// An answer to come.
 pub type Reply<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-/// What a person or a program may ask of one operation.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Act {
-    /// Withdraw it, if no byte has left.
-    Cancel,
-    /// Look into its unknown outcome now.
-    Verify,
-    /// Let a held one go on.
-    Approve,
-    /// Say what happened, with a reason (VER-05).
-    Resolve {
-        /// What is claimed.
-        verdict: Verdict,
-        /// Why.
-        reason: String,
-        /// The operation that made up for it.
-        by_operation: Option<OperationId>,
-    },
-    /// Do it again under a new identity, with a reason (CMD-08). Its `issued_at` is now.
-    Reissue {
-        /// The new identity.
-        new_id: String,
-        /// Why.
-        reason: String,
-    },
-}
-
-/// A person's resolution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It had its effect.
-    Completed,
-    /// It had none.
-    NotExecuted,
-    /// It was made up for.
-    Compensated,
-}
 
 /// What is known of an id.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,9 +2,620 @@
 //! May call: every file of this room.
 //! Never: act; wait; know what time it is but by `now`.
 
-use super::ids::InvalidOperationId;
-use super::intent::{Digest, InvalidArgument};
-use super::record::Operation;
+use super::contract::{Exchange, GateReading, Job, MailboxRequest, Probe, ProbeAnswer};
+use super::ids::{AttemptId, CommitNo, Epoch, InvalidOperationId, OperationId, Sequence};
+use super::intent::{Digest, InvalidArgument, Request};
+use super::jitter::Jitter;
+use super::lifecycle::Actor;
+use super::machine::Machine;
+use super::record::{
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, Stored, Tombstone,
+};
+use super::roles::Roles;
+use super::spec::{MachineSpec, Quality, Value};
+use super::time::{Now, Stamp};
+use super::turn::Turn;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Most operations that may be open at once, over all machines (CAP-01).
+pub const OPEN_OPERATIONS_MAX: usize = 10_000;
+/// Ended operations kept in memory, so that retries need no disk read.
+const ENDED_KEPT_MAX: usize = 256;
+
+/// What the gateway is told to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Its configured name; the `source` of its own events.
+    pub gateway: String,
+    /// Replay window, in milliseconds (TIME-06).
+    pub replay_window_ms: u64,
+    /// Most drained commands a second and machine, in thousandths (POL-08).
+    pub drain_per_machine_milli: u64,
+    /// Most drained commands a second over all machines, in thousandths (POL-08).
+    pub drain_total_milli: u64,
+    /// Who may do what.
+    pub roles: Roles,
+}
+
+/// Routes an answer back to who asked; means nothing to the core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Token(pub u64);
+
+/// What a person or a program may ask of one operation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    /// Withdraw it, if no byte has left.
+    Cancel,
+    /// Look into its unknown outcome now.
+    Verify,
+    /// Let a held one go on.
+    Approve,
+    /// Say what happened, with a reason (VER-05).
+    Resolve {
+        /// What is claimed.
+        verdict: Verdict,
+        /// Why.
+        reason: String,
+        /// The operation that made up for it.
+        by_operation: Option<OperationId>,
+    },
+    /// Do it again under a new identity, with a reason (CMD-08). Its `issued_at` is now.
+    Reissue {
+        /// The new identity.
+        new_id: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A person's resolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It had its effect.
+    Completed,
+    /// It had none.
+    NotExecuted,
+    /// It was made up for.
+    Compensated,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// The gateway starts, with what its journal held.
+    Started,
+    /// A request came in.
+    Submit {
+        /// As it came.
+        request: Request,
+        /// From whom.
+        actor: Actor,
+        /// For the answer.
+        token: Token,
+    },
+    /// Somebody asks something of one operation.
+    Act {
+        /// Which.
+        id: OperationId,
+        /// What.
+        act: Act,
+        /// Who.
+        actor: Actor,
+        /// For the answer.
+        token: Token,
+    },
+    /// A link changed.
+    Link {
+        /// Whose.
+        machine: String,
+        /// How.
+        change: LinkChange,
+    },
+    /// The gate's registers were read, or could not be.
+    Gate {
+        /// Whose.
+        machine: String,
+        /// What they said.
+        reading: Result<GateReading, String>,
+    },
+    /// An exchange ended.
+    Exchanged {
+        /// With whom.
+        machine: String,
+        /// For which operation.
+        operation: OperationId,
+        /// In which try.
+        attempt: AttemptId,
+        /// How.
+        exchange: Exchange,
+    },
+    /// The exchange that was to give an id up ended; the next probe says what it did.
+    Burned {
+        /// With whom.
+        machine: String,
+        /// How.
+        exchange: Exchange,
+    },
+    /// A probe was answered.
+    Probed {
+        /// By whom.
+        machine: String,
+        /// For which operation.
+        operation: OperationId,
+        /// With what.
+        answer: ProbeAnswer,
+    },
+    /// A watched value was read.
+    Observed {
+        /// From whom.
+        machine: String,
+        /// Whose source: the event's type.
+        event_type: String,
+        /// `None` if there is nothing honest to show.
+        value: Option<Value>,
+        /// See [`Quality`].
+        quality: Quality,
+        /// When it was read.
+        at: Stamp,
+    },
+    /// A sink came further.
+    SinkProgress {
+        /// Its progress, whole.
+        cursor: CursorRecord,
+        /// Events that it will never take.
+        dead_letters: Vec<DeadLetter>,
+    },
+    /// Something to be kept as it is: a denied request, a settled dead letter.
+    Keep {
+        /// What.
+        record: Record,
+    },
+    /// The journal has room, or has not, and why.
+    Capacity(Option<String>),
+    /// The configuration was read again.
+    Reconfigured {
+        /// The machines, whole.
+        machines: Vec<Arc<MachineSpec>>,
+        /// The settings, whole.
+        settings: Box<Settings>,
+    },
+    /// Time passed.
+    Tick,
+}
+
+/// How a link changed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LinkChange {
+    /// A connection is being made.
+    Connecting,
+    /// A connection stands, and a probe read passed.
+    Up,
+    /// It is gone.
+    Down {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What the shell does once the records are durable.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Answer who asked.
+    Answer {
+        /// Whom.
+        token: Token,
+        /// What.
+        answer: Box<Answer>,
+    },
+    /// Hand a job to the link; the answer is [`Input::Exchanged`].
+    Run {
+        /// Whose link.
+        machine: String,
+        /// For which operation.
+        operation: OperationId,
+        /// In which try.
+        attempt: AttemptId,
+        /// What.
+        job: Job,
+    },
+    /// Read the gate; the answer is [`Input::Gate`].
+    ReadGate {
+        /// Whose.
+        machine: String,
+    },
+    /// Look into an outcome; the answer is [`Input::Probed`].
+    Probe {
+        /// Whose link.
+        machine: String,
+        /// For which operation.
+        operation: OperationId,
+        /// What to read.
+        probe: Probe,
+    },
+    /// Commit the no-op by which an id is given up; the answer is [`Input::Burned`].
+    Burn {
+        /// Whose link.
+        machine: String,
+        /// The no-op.
+        request: MailboxRequest,
+    },
+}
+
+/// What one input decided.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Output {
+    /// To be made durable first, as one commit; `None`: nothing is to be written.
+    pub block: Option<Block>,
+    /// To be done then, in this order.
+    pub effects: Vec<Effect>,
+    /// Operations that ended.
+    pub ended: Vec<OperationId>,
+}
+
+/// An alarm that stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alarm {
+    /// Stable, such as `journal_full`, `identity_mismatch`, `link_down`.
+    pub code: String,
+    /// The machine it is about; empty for the gateway.
+    pub about: String,
+    /// Since when.
+    pub since: Stamp,
+    /// What is wrong.
+    pub text: String,
+}
+
+/// Everything the gateway knows and decides by.
+pub struct Gateway {
+    pub(super) settings: Settings,
+    pub(super) epoch: Epoch,
+    pub(super) next_commit: CommitNo,
+    pub(super) next_attempt: u64,
+    pub(super) machines: BTreeMap<String, Machine>,
+    pub(super) operations: HashMap<OperationId, Operation>,
+    pub(super) tombstones: HashMap<OperationId, Tombstone>,
+    pub(super) ended: VecDeque<OperationId>,
+    pub(super) open_count: usize,
+    pub(super) timers: BTreeSet<(u64, OperationId)>,
+    pub(super) sequences: HashMap<String, Sequence>,
+    pub(super) alarms: BTreeMap<(String, String), Alarm>,
+    pub(super) capacity_full: Option<String>,
+    pub(super) highest_wall_us: i64,
+    pub(super) next_drain_ns: u64,
+    pub(super) jitter: Jitter,
+    pub(super) last_now_ns: u64,
+    wall_offset_us: Option<i64>,
+    recovery: bool,
+    stopping: bool,
+}
+
+/// What a journal gave back.
+#[derive(Clone, Debug, Default)]
+pub struct Restored {
+    /// The epoch of this start.
+    pub epoch: Epoch,
+    /// The number of the first commit to make.
+    pub next_commit: CommitNo,
+    /// Every operation that has not ended.
+    pub operations: Vec<Operation>,
+    /// Every machine's durable facts.
+    pub machines: Vec<MachineRecord>,
+    /// The highest wall time on record, microseconds since 1970.
+    pub highest_wall_us: i64,
+    /// Damage was found (REC-03).
+    pub recovery: bool,
+}
+
+impl Gateway {
+    /// A gateway that knows what its journal held; [`Input::Started`] must be its first input.
+    #[must_use]
+    pub fn new(
+        settings: Settings,
+        specs: Vec<Arc<MachineSpec>>,
+        restored: Restored,
+        now: &Now,
+        seed: u64,
+    ) -> Self {
+        let mut records: BTreeMap<String, MachineRecord> = restored
+            .machines
+            .into_iter()
+            .map(|record| (record.name.clone(), record))
+            .collect();
+        let machines = specs
+            .into_iter()
+            .map(|spec| {
+                let record = records.remove(&spec.name).unwrap_or_else(|| MachineRecord {
+                    name: spec.name.clone(),
+                    ..MachineRecord::default()
+                });
+                (spec.name.clone(), Machine::new(spec, record, now))
+            })
+            .collect();
+        let open_count = restored.operations.len();
+        Self {
+            settings,
+            epoch: restored.epoch,
+            next_commit: restored.next_commit,
+            next_attempt: 1,
+            machines,
+            operations: restored
+                .operations
+                .into_iter()
+                .map(|op| (op.id.clone(), op))
+                .collect(),
+            tombstones: HashMap::new(),
+            ended: VecDeque::new(),
+            open_count,
+            timers: BTreeSet::new(),
+            sequences: HashMap::new(),
+            alarms: BTreeMap::new(),
+            capacity_full: None,
+            highest_wall_us: restored.highest_wall_us,
+            next_drain_ns: 0,
+            jitter: Jitter::new(seed),
+            last_now_ns: now.boottime_ns,
+            wall_offset_us: None,
+            recovery: restored.recovery,
+            stopping: false,
+        }
+    }
+
+    /// Ids that `input` is about and that memory does not hold: the shell looks them up and hands what it
+    /// finds to [`Gateway::recall`] first.
+    #[must_use]
+    pub fn missing(&self, input: &Input) -> Vec<OperationId> {
+        let mut named: Vec<Option<OperationId>> = Vec::new();
+        let parse = |text: &Option<String>| {
+            text.as_deref()
+                .and_then(|text| OperationId::parse(text).ok())
+        };
+        if let Input::Submit { request, .. } = input {
+            named.extend([
+                parse(&request.operation_id),
+                parse(&request.replaces),
+                parse(&request.reissue_of),
+            ]);
+        }
+        if let Input::Act { id, act, .. } = input {
+            named.push(Some(id.clone()));
+            if let Act::Reissue { new_id, .. } = act {
+                named.push(OperationId::parse(new_id).ok());
+            }
+        }
+        named
+            .into_iter()
+            .flatten()
+            .filter(|id| !self.operations.contains_key(id) && !self.tombstones.contains_key(id))
+            .collect()
+    }
+
+    /// Takes in what the journal knows of an id.
+    pub fn recall(&mut self, stored: Stored) {
+        match stored {
+            Stored::Operation(operation) => {
+                if operation.state.is_ended() {
+                    self.ended.push_back(operation.id.clone());
+                }
+                self.operations
+                    .entry(operation.id.clone())
+                    .or_insert(*operation);
+            }
+            Stored::Tombstone(tombstone) => {
+                self.tombstones.insert(tombstone.id.clone(), tombstone);
+            }
+        }
+    }
+
+    /// Decides. Nothing that it returns may be done before `block` is durable.
+    pub fn handle(&mut self, now: &Now, input: Input) -> Output {
+        let mut turn = Turn::new(*now, self.next_commit);
+        self.last_now_ns = self.last_now_ns.max(now.boottime_ns);
+        self.watch_clock(&mut turn);
+        match input {
+            Input::Submit {
+                request,
+                actor,
+                token,
+            } => self.submit(&mut turn, &request, &actor, token),
+            Input::Act {
+                id,
+                act,
+                actor,
+                token,
+            } => self.act(&mut turn, &id, act, &actor, token),
+            Input::Started => self.started(&mut turn),
+            Input::Link { machine, change } => self.link_changed(&mut turn, &machine, change),
+            Input::Gate { machine, reading } => self.gate_read(&mut turn, &machine, reading),
+            Input::Exchanged {
+                machine,
+                operation,
+                attempt,
+                exchange,
+            } => {
+                self.exchanged(&mut turn, &machine, &operation, attempt, exchange);
+            }
+            Input::Burned { machine, exchange } => self.burned(&mut turn, &machine, &exchange),
+            Input::Probed {
+                machine,
+                operation,
+                answer,
+            } => {
+                self.probed(&mut turn, &machine, &operation, answer);
+            }
+            Input::Observed {
+                machine,
+                event_type,
+                value,
+                quality,
+                at,
+            } => {
+                self.observed(&mut turn, &machine, &event_type, value, quality, &at);
+            }
+            Input::SinkProgress {
+                cursor,
+                dead_letters,
+            } => {
+                turn.keep(Record::Cursor(cursor));
+                for letter in dead_letters {
+                    turn.keep(Record::DeadLetter(letter));
+                }
+            }
+            Input::Keep { record } => turn.keep(record),
+            Input::Capacity(full) => self.set_capacity(&mut turn, full),
+            Input::Reconfigured { machines, settings } => {
+                self.reconfigured(&mut turn, machines, *settings)
+            }
+            Input::Tick => self.tick(&mut turn),
+        }
+        self.finish(turn)
+    }
+
+    /// The boot-relative time, in nanoseconds, at which [`Input::Tick`] is next wanted.
+    #[must_use]
+    pub fn next_due_ns(&self) -> Option<u64> {
+        let timer = self.timers.first().map(|(due, _)| *due);
+        let drains = self
+            .machines
+            .values()
+            .filter_map(|machine| machine.drain_due_ns);
+        timer.into_iter().chain(drains).min()
+    }
+
+    /// Damage was found, so nothing is decided or written (REC-03).
+    #[must_use]
+    pub fn is_recovery(&self) -> bool {
+        self.recovery
+    }
+    /// From now on nothing new is taken.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+    }
+    /// See [`Gateway::stop`].
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+    /// An operation that memory holds.
+    #[must_use]
+    pub fn operation(&self, id: &OperationId) -> Option<&Operation> {
+        self.operations.get(id)
+    }
+    /// Every operation that has not ended.
+    pub fn open(&self) -> impl Iterator<Item = &Operation> {
+        self.operations
+            .values()
+            .filter(|operation| !operation.state.is_ended())
+    }
+    /// The machines, for status.
+    #[must_use]
+    pub fn machines(&self) -> &BTreeMap<String, Machine> {
+        &self.machines
+    }
+    /// The alarms that stand.
+    pub fn alarms(&self) -> impl Iterator<Item = &Alarm> {
+        self.alarms.values()
+    }
+    /// Whether every exchange that was begun has ended: the moment to stop.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.machines
+            .values()
+            .all(|machine| machine.in_flight.is_none())
+    }
+
+    /// A wall clock that is stepped changes nothing, and is recorded (TIME-05).
+    fn watch_clock(&mut self, turn: &mut Turn) {
+        const STEP_US_MIN: u64 = 1_000_000;
+        let boot_us = i64::try_from(turn.now.boottime_ns / 1000).unwrap_or(i64::MAX);
+        let offset_us = turn.now.wall_us.saturating_sub(boot_us);
+        if let Some(before) = self.wall_offset_us.replace(offset_us)
+            && before.abs_diff(offset_us) > STEP_US_MIN
+        {
+            let body = serde_json::json!({ "step_us": (offset_us - before).to_string() });
+            let source = self.settings.gateway.clone();
+            self.emit(turn, &source, "clock.stepped", body);
+        }
+        if turn.now.wall_trusted {
+            self.highest_wall_us = self.highest_wall_us.max(turn.now.wall_us);
+        }
+    }
+
+    fn set_capacity(&mut self, turn: &mut Turn, full: Option<String>) {
+        let text = full
+            .as_ref()
+            .map(|why| format!("the journal takes nothing new: {why}"));
+        self.set_alarm(turn, "journal_full", "", text);
+        self.capacity_full = full;
+    }
+
+    fn finish(&mut self, turn: Turn) -> Output {
+        let Turn {
+            now,
+            no,
+            touched,
+            machines,
+            kept,
+            effects,
+            ended,
+            ..
+        } = turn;
+        for id in &touched {
+            self.set_timer(id);
+        }
+        let mut output = Output {
+            block: None,
+            effects,
+            ended,
+        };
+        if self.recovery {
+            return output;
+        }
+        let mut records: Vec<Record> = touched
+            .iter()
+            .filter_map(|id| self.operations.get(id))
+            .map(|operation| Record::Operation(Box::new(operation.clone())))
+            .collect();
+        records.extend(
+            machines
+                .iter()
+                .filter_map(|name| self.machines.get(name))
+                .map(|machine| Record::Machine(machine.record.clone())),
+        );
+        records.extend(kept);
+        if !records.is_empty() {
+            output.block = Some(Block {
+                no,
+                epoch: self.epoch,
+                at: now,
+                records,
+            });
+            self.next_commit = CommitNo(no.0 + 1);
+        }
+        self.forget_old();
+        output
+    }
+
+    /// Ended operations are in the journal; memory keeps only the newest.
+    fn forget_old(&mut self) {
+        while self.ended.len() > ENDED_KEPT_MAX {
+            let Some(id) = self.ended.pop_front() else {
+                break;
+            };
+            if self
+                .operations
+                .get(&id)
+                .is_some_and(|operation| operation.state.is_ended())
+                && !self.ended.contains(&id)
+            {
+                self.operations.remove(&id);
+            }
+        }
+        if self.tombstones.len() > ENDED_KEPT_MAX {
+            self.tombstones.clear();
+        }
+    }
+}
 
 /// What a caller is told about a request that names an operation.
 #[derive(Clone, Debug, PartialEq)]

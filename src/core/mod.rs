@@ -1,19 +1,28 @@
 //! Owns: every decision of the gateway, as pure functions and plain data.
-//! May call: nothing outside this room but serde, sha2, rust_decimal and unicode-normalization.
+//! May call: nothing outside this room but serde, sha2, rust_decimal, strsim and unicode-normalization.
 //! Never: a clock, I/O, async, randomness, logging, or a panic that input can reach.
 //!
 //! The shell calls [`gateway::Gateway::handle`] with the time and an input, makes the records of the
 //! [`gateway::Output`] durable, and only then performs its effects.
 
+mod act;
 pub mod contract;
 pub mod event;
 pub mod gateway;
 pub mod ids;
 pub mod intent;
+mod jitter;
 pub mod lifecycle;
+pub mod machine;
 pub mod mailbox;
 pub mod outbox;
+mod outcome;
 pub mod record;
 pub mod roles;
 pub mod spec;
+mod submit;
 pub mod time;
+mod turn;
+pub mod units;
+mod upkeep;
+pub mod values;

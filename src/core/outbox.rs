@@ -1,6 +1,6 @@
 //! Owns: one sink's progress through the events: what to send next, what an answer finishes, when to
 //! try again (FWD-01 to FWD-05).
-//! May call: ids, record, time.
+//! May call: record, time, jitter.
 //! Never: reach a sink; call an event finished that no answer named; let one sink's state depend on
 //! another's.
 //!
@@ -13,6 +13,7 @@
 //! The cursor is a watermark plus the events finished behind it, so one event that must be retried
 //! holds nothing back but the window, and a restart resends only what was never finished.
 
+use super::jitter::Jitter;
 use super::record::{CursorRecord, DeadLetter, EventRecord, Position, TEXT_BYTES_MAX};
 use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, elapsed_ns};
 use std::collections::{BTreeMap, BTreeSet};
@@ -237,7 +238,7 @@ pub struct Outbox {
     circuit: Circuit,
     /// When the last failure was seen: a success of something sent before it proves nothing.
     failed_ns: u64,
-    random: u64,
+    jitter: Jitter,
 }
 
 impl Outbox {
@@ -259,7 +260,7 @@ impl Outbox {
             last_batch: 0,
             circuit: Circuit::Ok,
             failed_ns: 0,
-            random: jitter_seed,
+            jitter: Jitter::new(jitter_seed),
         }
     }
 
@@ -526,16 +527,7 @@ impl Outbox {
             .backoff_ms_min
             .saturating_mul(1 << doublings)
             .min(self.config.backoff_ms_max);
-        1 + self.next_random() % bound
-    }
-
-    /// SplitMix64 (Steele, Lea, Flood 2014).
-    fn next_random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        1 + self.jitter.below(bound)
     }
 }
 

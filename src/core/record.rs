@@ -233,6 +233,8 @@ pub struct Burn {
     pub operation: OperationId,
     /// The no-op's id.
     pub request_id: u32,
+    /// How many no-ops were tried.
+    pub tries: u32,
 }
 
 /// How far a sink has come (FWD-01), and its counters (FWD-05): `attempts` is the sum of the others.

@@ -585,6 +585,8 @@ pub struct Row {
     pub ttl_ms: u64,
     /// Most that may wait (POL-04).
     pub max_queued: u32,
+    /// A stop: one that cannot be delivered is `Rejected{NotDelivered}` at once (POL-03).
+    pub stop: bool,
     /// See [`ReplaceRule`].
     pub replace: ReplaceRule,
     /// Callers must state the configuration version they expect (`precondition = "config_version"`).

@@ -1,0 +1,370 @@
+//! Owns: what happens without a caller: start, reconfiguration, timers, watched values.
+//! May call: every file of this room.
+//! Never: refill a validity (TIME-04), or call an outcome known because time passed (ST-05).
+
+use super::gateway::{Gateway, Settings};
+use super::ids::OperationId;
+use super::lifecycle::{Actor, HeldReason, Source, State, Step, UnknownReason};
+use super::machine::{LinkState, Machine};
+use super::record::MachineRecord;
+use super::spec::{EventKind, MachineSpec, OnRestart, Quality, Value};
+use super::time::{Deadline, NS_PER_MS, Stamp, Validity};
+use super::turn::{Cause, Turn};
+use std::sync::Arc;
+
+/// No timer fires sooner than this after it was set, so that nothing can spin.
+const TIMER_NS_MIN: u64 = NS_PER_MS;
+
+impl Gateway {
+    /// REC-02 and TIME-03, TIME-04: the first input after a start.
+    pub(super) fn started(&mut self, turn: &mut Turn) {
+        let mut ids: Vec<OperationId> = self.operations.keys().cloned().collect();
+        ids.sort();
+        for id in ids {
+            self.place(&id);
+            if self.is_recovery() {
+                continue;
+            }
+            self.rebase_validity(turn, &id);
+            self.after_restart(turn, &id);
+            self.set_timer(&id);
+        }
+        if self.is_recovery() {
+            let text =
+                "damage was found in the journal: reads are answered, nothing is sent".to_owned();
+            self.set_alarm(turn, "recovery_mode", "", Some(text));
+        }
+    }
+
+    fn after_restart(&mut self, turn: &mut Turn, id: &OperationId) {
+        let Some(operation) = self.operations.get(id) else {
+            return;
+        };
+        let state = operation.state.clone();
+        match state {
+            State::Sending { attempt } => {
+                let cause = Cause {
+                    attempt: Some(attempt),
+                    ..Cause::gateway(Source::Recovery, "")
+                };
+                let _ = self.step(turn, id, Step::Doubt(UnknownReason::Restart), cause);
+            }
+            State::Queued => self.queued_after_restart(turn, id),
+            State::Accepted { since } => {
+                // Its completion timeout ran on a clock that is gone.
+                if since.boot_id != turn.now.boot_id {
+                    self.completion_timed_out(turn, id);
+                }
+            }
+            State::Held(_) | State::OutcomeUnknown(_) => {}
+            State::Rejected(_)
+            | State::Expired
+            | State::Cancelled { .. }
+            | State::Superseded { .. }
+            | State::Completed(_)
+            | State::Failed { .. }
+            | State::NotExecuted { .. }
+            | State::Compensated { .. } => {}
+        }
+    }
+
+    fn queued_after_restart(&mut self, turn: &mut Turn, id: &OperationId) {
+        let cause = Cause::gateway(Source::Recovery, "");
+        let Some(validity) = self
+            .operations
+            .get(id)
+            .and_then(|op| op.deadline)
+            .map(|d: Deadline| d.at(&turn.now))
+        else {
+            return;
+        };
+        let Some((name, row)) = self.with_row(id) else {
+            let why = "its command is no longer configured".to_owned();
+            let _ = self.step(
+                turn,
+                id,
+                Step::Hold(HeldReason::ConfigurationChanged { why }),
+                cause,
+            );
+            return;
+        };
+        let step = match (validity, row.on_restart) {
+            (Validity::Expired, _) | (Validity::Unprovable, OnRestart::Expire) => {
+                Some(Step::Expire)
+            }
+            (Validity::Unprovable, OnRestart::Hold) => {
+                Some(Step::Hold(HeldReason::ValidityUnprovable))
+            }
+            (Validity::Remaining(_), _) => None,
+        };
+        match step {
+            Some(step) => {
+                let _ = self.step(turn, id, step, cause);
+            }
+            None => {
+                // The connection it was meant for is gone.
+                let down_since = self
+                    .machines
+                    .get(&name)
+                    .and_then(|machine| machine.down_since);
+                if let Some(operation) = self.operations.get_mut(id) {
+                    operation.disconnected_at = operation.disconnected_at.or(down_since);
+                }
+                self.reject_if_it_never_waits(turn, id);
+            }
+        }
+    }
+
+    /// Timers that are due.
+    pub(super) fn tick(&mut self, turn: &mut Turn) {
+        let now = turn.now.boottime_ns;
+        let mut due: Vec<OperationId> = Vec::new();
+        while let Some((at, id)) = self.timers.first().cloned() {
+            if at > now {
+                break;
+            }
+            self.timers.remove(&(at, id.clone()));
+            if let Some(machine) = self.machine_of(&id)
+                && let Some(live) = machine.live.get_mut(&id)
+            {
+                live.due_ns = None;
+            }
+            due.push(id);
+        }
+        for id in due {
+            self.timer_fired(turn, &id);
+            self.set_timer(&id);
+        }
+        let drains: Vec<String> = self
+            .machines
+            .values()
+            .filter(|machine| machine.drain_due_ns.is_some_and(|at| at <= now))
+            .map(|machine| machine.spec.name.clone())
+            .collect();
+        for name in drains {
+            self.pump(turn, &name);
+        }
+    }
+
+    fn timer_fired(&mut self, turn: &mut Turn, id: &OperationId) {
+        let Some(operation) = self.operations.get(id) else {
+            return;
+        };
+        match operation.state.clone() {
+            State::Queued => {
+                if !self.expire_if_due(turn, id) {
+                    let name = self.operations.get(id).map(|op| op.intent.machine.clone());
+                    if let Some(name) = name {
+                        self.pump(turn, &name);
+                    }
+                }
+            }
+            State::Accepted { since } => {
+                if self
+                    .completion_ns(id, &since)
+                    .is_some_and(|at| at <= turn.now.boottime_ns)
+                {
+                    self.completion_timed_out(turn, id);
+                } else {
+                    self.probe_if_due(turn, id);
+                }
+            }
+            State::OutcomeUnknown(_) => self.probe_if_due(turn, id),
+            State::Held(_)
+            | State::Sending { .. }
+            | State::Rejected(_)
+            | State::Expired
+            | State::Cancelled { .. }
+            | State::Superseded { .. }
+            | State::Completed(_)
+            | State::Failed { .. }
+            | State::NotExecuted { .. }
+            | State::Compensated { .. } => {}
+        }
+    }
+
+    /// When an accepted operation becomes unknown, boot-relative; at once if it was accepted in another boot.
+    fn completion_ns(&self, id: &OperationId, since: &Stamp) -> Option<u64> {
+        let (_, row) = self.with_row(id)?;
+        Some(
+            since
+                .boottime_ns
+                .saturating_add(row.completion_timeout_ms.saturating_mul(NS_PER_MS)),
+        )
+    }
+
+    /// Files an operation's next due time.
+    pub(super) fn set_timer(&mut self, id: &OperationId) {
+        let due = self.due_ns(id);
+        let Some(machine) = self.machine_of(id) else {
+            return;
+        };
+        if due.is_none() && !machine.live.contains_key(id) {
+            return;
+        }
+        let before =
+            std::mem::replace(&mut machine.live.entry(id.clone()).or_default().due_ns, due);
+        if let Some(before) = before {
+            self.timers.remove(&(before, id.clone()));
+        }
+        if let Some(due) = due {
+            self.timers.insert((due, id.clone()));
+        }
+    }
+
+    fn due_ns(&self, id: &OperationId) -> Option<u64> {
+        let operation = self.operations.get(id)?;
+        let machine = self.machines.get(&operation.intent.machine)?;
+        let live = machine.live.get(id);
+        let probe = live
+            .and_then(|live| live.probe_ns)
+            .filter(|_| machine.link == LinkState::Up && machine.probing.is_none());
+        match &operation.state {
+            State::Queued => {
+                let deadline = operation.deadline?;
+                let end = deadline
+                    .from
+                    .boottime_ns
+                    .saturating_add(deadline.ttl_ms.saturating_mul(NS_PER_MS));
+                let retry = live
+                    .map(|live| live.not_before_ns)
+                    .filter(|at| *at > self.last_now_ns);
+                retry.into_iter().chain([end]).min()
+            }
+            State::Accepted { since } => {
+                let end = self.completion_ns(id, since);
+                probe.into_iter().chain(end).min()
+            }
+            State::OutcomeUnknown(_) => probe,
+            State::Held(_)
+            | State::Sending { .. }
+            | State::Rejected(_)
+            | State::Expired
+            | State::Cancelled { .. }
+            | State::Superseded { .. }
+            | State::Completed(_)
+            | State::Failed { .. }
+            | State::NotExecuted { .. }
+            | State::Compensated { .. } => None,
+        }
+        .map(|due| due.max(self.last_now_ns + TIMER_NS_MIN))
+    }
+
+    /// A watched value (EVT-03, `on_change`). What made the last event is durable with that event.
+    pub(super) fn observed(
+        &mut self,
+        turn: &mut Turn,
+        name: &str,
+        event_type: &str,
+        value: Option<Value>,
+        quality: Quality,
+        at: &Stamp,
+    ) {
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
+        let Some(source) = machine
+            .spec
+            .events
+            .iter()
+            .find(|source| source.event_type == event_type)
+        else {
+            return;
+        };
+        let EventKind::OnChange { unit, deadband, .. } = &source.kind;
+        let (unit, deadband, class) = (unit.clone(), *deadband, source.class);
+        let baselines = &mut machine.record.baselines;
+        let index = baselines.iter().position(|(known, _)| known == event_type);
+        let before = index.map(|index| baselines[index].1.clone());
+        if before
+            .as_ref()
+            .is_some_and(|before| !moved(before.as_ref(), value.as_ref(), deadband))
+        {
+            return;
+        }
+        if self.capacity_full.is_some() {
+            // The baseline stays, so the change is seen once there is room; no key was given out (FWD-04).
+            return;
+        }
+        let Some(machine) = self.machines.get_mut(name) else {
+            return;
+        };
+        match index {
+            Some(index) => machine.record.baselines[index].1.clone_from(&value),
+            None => machine
+                .record
+                .baselines
+                .push((event_type.to_owned(), value.clone())),
+        }
+        turn.touch_machine(name);
+        let body = serde_json::json!({
+            "value": value.as_ref().map(json_value),
+            "previous": before.flatten().as_ref().map(json_value),
+            "unit": unit,
+        });
+        self.emit_full(turn, name, event_type, body, class, quality, *at, 1);
+    }
+
+    /// CFG-03: the new configuration stands from here on, whole.
+    pub(super) fn reconfigured(
+        &mut self,
+        turn: &mut Turn,
+        specs: Vec<Arc<MachineSpec>>,
+        settings: Settings,
+    ) {
+        self.settings = settings;
+        let mut before = std::mem::take(&mut self.machines);
+        for spec in specs {
+            let machine = match before.remove(&spec.name) {
+                Some(mut machine) => {
+                    machine.spec = spec;
+                    machine
+                }
+                None => {
+                    let record = MachineRecord {
+                        name: spec.name.clone(),
+                        ..MachineRecord::default()
+                    };
+                    Machine::new(spec, record, &turn.now)
+                }
+            };
+            self.machines.insert(machine.spec.name.clone(), machine);
+        }
+        let gateway = self.settings.gateway.clone();
+        self.emit(
+            turn,
+            &gateway,
+            "configuration.reloaded",
+            serde_json::json!({ "by": Actor::Gateway.to_string() }),
+        );
+    }
+}
+
+fn moved(before: Option<&Value>, after: Option<&Value>, deadband: f64) -> bool {
+    let number = |value: &Value| match value {
+        Value::Int(number) => Some(*number as f64),
+        Value::Float(number) => Some(*number),
+        Value::Bool(_) | Value::Text(_) => None,
+    };
+    match (before, after) {
+        (Some(before), Some(after)) => match (number(before), number(after)) {
+            (Some(a), Some(b)) if deadband > 0.0 => (a - b).abs() > deadband,
+            _ => before != after,
+        },
+        (before, after) => before != after,
+    }
+}
+
+/// A read value as JSON; a number that JSON cannot hold becomes its text.
+fn json_value(value: &Value) -> serde_json::Value {
+    match value {
+        Value::Bool(bit) => (*bit).into(),
+        Value::Int(number) => match i64::try_from(*number) {
+            Ok(number) => number.into(),
+            Err(_) => number.to_string().into(),
+        },
+        Value::Float(number) => serde_json::Number::from_f64(*number)
+            .map_or_else(|| number.to_string().into(), serde_json::Value::Number),
+        Value::Text(text) => text.clone().into(),
+    }
+}
