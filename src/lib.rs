@@ -3,3 +3,4 @@
 pub mod api;
 pub mod core;
 pub mod simulator;
+pub mod sink;

@@ -15,6 +15,7 @@ mod jitter;
 pub mod lifecycle;
 pub mod machine;
 pub mod mailbox;
+pub mod outbox;
 mod outcome;
 pub mod record;
 pub mod roles;
