@@ -179,12 +179,9 @@ pub fn encode_command(request: &MailboxRequest, order: WordOrder) -> [u16; COMMA
 /// # Errors
 /// [`Corrupt`]: length, layout, CRC or state are not as the layout says.
 pub fn decode_status(words: &[u16], order: WordOrder) -> Result<Status, Corrupt> {
-    let words: &[u16; STATUS_WORDS] = words.try_into().map_err(|_| {
-        Corrupt(format!(
-            "{} words, expected {STATUS_WORDS}",
-            words.len()
-        ))
-    })?;
+    let words: &[u16; STATUS_WORDS] = words
+        .try_into()
+        .map_err(|_| Corrupt(format!("{} words, expected {STATUS_WORDS}", words.len())))?;
     let computed = crc16(&words[..STATUS_CRC_WORD]);
     if computed != words[STATUS_CRC_WORD] {
         return Err(Corrupt(format!(
@@ -439,7 +436,11 @@ mod tests {
                 state,
                 ..QUIET
             };
-            assert_eq!(verdict(&plc, 42, Some(9)), Verdict::Pending, "state {state}");
+            assert_eq!(
+                verdict(&plc, 42, Some(9)),
+                Verdict::Pending,
+                "state {state}"
+            );
         }
     }
 

@@ -88,7 +88,10 @@ pub fn encode(arg: &ArgValue, data_type: DataType, order: WordOrder) -> Result<V
         (ArgValue::Bool(bit), DataType::Bool) => u64::from(*bit),
         (ArgValue::Number(number), DataType::F32) => {
             let narrow = number.to_f32().filter(|n| n.is_finite());
-            narrow.ok_or_else(|| misfit(arg, data_type))?.to_bits().into()
+            narrow
+                .ok_or_else(|| misfit(arg, data_type))?
+                .to_bits()
+                .into()
         }
         (ArgValue::Number(number), DataType::F64) => number
             .to_f64()
@@ -214,7 +217,10 @@ mod tests {
             assert!(encode(&number(text), data_type).is_err(), "{text}");
         }
         let text = |t: &str| ArgValue::Text(t.into());
-        assert_eq!(encode(&text("ABC"), DataType::Text(5)), Ok(vec![0x4142, 0x4300, 0]));
+        assert_eq!(
+            encode(&text("ABC"), DataType::Text(5)),
+            Ok(vec![0x4142, 0x4300, 0])
+        );
         assert!(encode(&text("ABCDEF"), DataType::Text(5)).is_err());
         assert!(encode(&text("A\0B"), DataType::Text(5)).is_err());
         let secret = ArgValue::Redacted([0; 32]);
