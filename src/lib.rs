@@ -2,5 +2,6 @@
 
 pub mod api;
 pub mod core;
+pub mod plc;
 pub mod simulator;
 pub mod sink;
