@@ -11,6 +11,7 @@ pub mod ids;
 pub mod intent;
 pub mod lifecycle;
 pub mod mailbox;
+pub mod policy;
 pub mod record;
 pub mod spec;
 pub mod time;
