@@ -1,6 +1,8 @@
 //! Holdfast: an edge gateway between upper systems and PLCs that never says what it does not know.
 
 pub mod api;
+pub mod board;
+pub mod config;
 pub mod core;
 pub mod plc;
 pub mod simulator;

@@ -17,6 +17,7 @@ pub mod machine;
 pub mod mailbox;
 pub mod outbox;
 mod outcome;
+pub mod policy;
 pub mod record;
 pub mod roles;
 pub mod spec;
