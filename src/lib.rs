@@ -2,3 +2,5 @@
 
 pub mod api;
 pub mod core;
+pub mod journal;
+pub mod sys;
