@@ -7,3 +7,5 @@ pub mod core;
 pub mod plc;
 pub mod simulator;
 pub mod sink;
+pub mod journal;
+pub mod sys;
