@@ -328,7 +328,8 @@ impl Device {
     pub fn cut(&self) {
         self.drop_connections(Ending::Lost, |link| link.listening = false);
     }
-    /// The link is back, on the same port.
+    /// The link is back, on the same port: listening as soon as the runtime gets to it, so the first
+    /// connection after this may still be refused.
     pub fn restore(&self) {
         self.change(|_| self.link.send_modify(|link| link.listening = true));
     }

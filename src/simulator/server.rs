@@ -17,7 +17,7 @@ use tokio::time::{sleep, sleep_until};
 
 /// Connections that wait to be accepted.
 const BACKLOG_CONNECTIONS: u32 = 64;
-/// Replies of one connection that wait to be written.
+/// Replies of one connection that wait to be written; of a peer that never reads, more are dropped.
 const REPLIES_MAX: usize = 256;
 const READ_BYTES: usize = 4096;
 
@@ -47,7 +47,8 @@ pub(super) async fn accept(
     let mut link = device.link();
     let mut connections = JoinSet::new();
     let mut open = Some(listener);
-    let mut generation = link.borrow().generation;
+    // The first one, even if the link was cut before this task began.
+    let mut generation = 0;
     loop {
         let now = *link.borrow_and_update();
         // Whoever waits to be accepted belongs to the old generation too.
