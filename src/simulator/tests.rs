@@ -240,6 +240,40 @@ async fn a_cut_link_refuses_and_comes_back_on_the_same_port() {
 }
 
 #[tokio::test]
+async fn a_connection_that_waits_to_be_accepted_is_cut_too() {
+    let simulator = Simulator::start(values()).await.unwrap();
+    let device = simulator.device();
+    // On this one thread nobody accepts until this test waits, so the request stands in the backlog.
+    let mut client = std::net::TcpStream::connect(simulator.address()).unwrap();
+    let request = hex("00 01 00 00 00 06 01 06 00 01 00 03");
+    io::Write::write_all(&mut client, &request).unwrap();
+    device.cut();
+    device.restore();
+    assert!(
+        !device
+            .wait_for(SILENCE, |device| device.effects() > 0)
+            .await
+    );
+    client.set_read_timeout(Some(LIMIT)).unwrap();
+    let ended = io::Read::read(&mut client, &mut [0]).unwrap_err();
+    assert_eq!(ended.kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn a_stopped_simulator_frees_its_port_and_its_ledger_stays() {
+    let (simulator, device, mut client) = start(values()).await;
+    ask(&mut client, "00 01 00 00 00 06 01 06 00 01 00 03").await;
+    let listen = simulator.address();
+    simulator.stop().await;
+    assert!(timeout(LIMIT, client.read_u8()).await.unwrap().is_err());
+    let next = Simulator::start(SimulatorSpec { listen, ..values() })
+        .await
+        .unwrap();
+    assert_eq!(next.address(), listen);
+    assert_eq!((device.effects(), next.device().effects()), (1, 0));
+}
+
+#[tokio::test]
 async fn nothing_on_an_old_connection_is_applied_after_a_cut() {
     let (_simulator, device, mut client) = start(values()).await;
     device.push_fault(Fault::next(Matching::Writes, Act::Hold(Span::ms(50))));

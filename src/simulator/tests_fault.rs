@@ -293,3 +293,27 @@ async fn an_acknowledged_write_is_applied_later() {
         "the acknowledgement was the reply"
     );
 }
+
+// models: SEND-04
+#[tokio::test]
+async fn an_acknowledged_write_is_reported_in_the_done_registers() {
+    let spec = SimulatorSpec::from_toml(
+        "[done]\nrequest_id = \"holding:501\"\nid = \"holding:510\"\nword_order = \"low_first\"",
+    )
+    .unwrap();
+    let (_simulator, device, mut client) = start(spec).await;
+    device.set_fault(Fault::next(
+        Matching::Writes,
+        Act::Acknowledge(Span::ms(30)),
+    ));
+    let reply = ask(
+        &mut client,
+        "00 01 00 00 00 0D 01 10 01 F4 00 03 06 00 32 00 07 00 01",
+    )
+    .await;
+    assert_eq!(reply, hex("00 01 00 00 00 03 01 90 05"));
+    assert_eq!((device.holding(500), device.holding(510)), (0, 0));
+    let reported = |device: &Device| device.holding(510) == 7 && device.holding(511) == 1;
+    assert!(device.wait_for(LIMIT, reported).await);
+    assert_eq!(device.holding(500), 50);
+}
