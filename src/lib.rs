@@ -2,4 +2,5 @@
 
 pub mod api;
 pub mod core;
+pub mod simulator;
 pub mod sink;

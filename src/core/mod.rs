@@ -26,3 +26,6 @@ mod turn;
 pub mod units;
 mod upkeep;
 pub mod values;
+
+#[cfg(test)]
+mod scenarios;

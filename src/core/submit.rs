@@ -14,7 +14,7 @@ use super::turn::{Cause, Turn, bounded, push_history, transition_body};
 use std::sync::Arc;
 
 /// How far ahead of the gateway's clock a caller's may be, in milliseconds.
-pub const CLOCK_AHEAD_MS_MAX: u64 = 5 * 60 * 1000;
+const CLOCK_AHEAD_MS_MAX: u64 = 5 * 60 * 1000;
 
 /// A request that has passed every check of form.
 struct Candidate {

@@ -37,6 +37,7 @@ fn row() -> Row {
         queueable: true,
         ttl_ms: 10_000,
         max_queued: 1,
+        stop: false,
         replace: ReplaceRule::Never,
         precondition: true,
         on_restart: OnRestart::Hold,

@@ -1,0 +1,707 @@
+//! Owns: one machine's link: at most one connection, what is read and written over it, and its counts.
+//! May call: modbus, plan, mailbox of this room; core types, values, mailbox.
+//! Never: send while in doubt, send anything twice, or say "connected" before a read was answered.
+
+use super::metered::{Clock, Tally, count};
+use super::modbus::{self, Called, End, Session};
+use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
+use crate::core::contract::{
+    DeviceCode, Exchange, GateReading, Job, MailboxBlocks, Outcome, Probe, ProbeAnswer, Reply,
+};
+use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS, decode_status};
+use crate::core::spec::{
+    Address, DoneSpec, EventKind, GateSpec, LinkSpec, MachineSpec, MailboxSpec, ModbusArea,
+    ModbusTcp, Quality, Scalar, Value,
+};
+use crate::core::time::{NS_PER_MS, Stamp};
+use crate::core::values;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use tokio_modbus::Request;
+
+/// Most readings of a guarded group before its values are called uncertain (F051).
+pub const GUARD_TRIES_MAX: usize = 3;
+
+/// Why the link, or the device behind it, does not serve.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LinkError {
+    /// No connection is open.
+    #[error("not connected")]
+    NotConnected,
+    /// The host name means nothing here, or no route leads there.
+    #[error("{address} cannot be reached: {why}; check address, cable and network")]
+    Unreachable {
+        /// As configured.
+        address: String,
+        /// The system's words.
+        why: String,
+    },
+    /// Something is there and takes no connection: no server, or all its slots are taken.
+    #[error(
+        "{address} refuses the connection; check the port, and whether other clients hold all of the device's connections"
+    )]
+    Refused {
+        /// As configured.
+        address: String,
+    },
+    /// Nothing answered in time.
+    #[error("no connection to {address} within {timeout_ms} ms; is the device on?")]
+    ConnectTimeout {
+        /// As configured.
+        address: String,
+        /// As configured.
+        timeout_ms: u64,
+    },
+    /// The peer or the network ended the connection.
+    #[error("connection lost: {0}")]
+    Lost(String),
+    /// No matching reply; the connection was dropped.
+    #[error("no valid reply: {0}")]
+    NoReply(String),
+    /// A gateway answers, the unit behind it does not: the connection stays (F043).
+    #[error("unit {unit} is offline behind its gateway: exception {code:02X} ({meaning})")]
+    UnitOffline {
+        /// The configured unit.
+        unit: u8,
+        /// The exception.
+        code: u32,
+        /// Its name.
+        meaning: String,
+    },
+    /// The device answers with an exception.
+    #[error("the device answers {what} with exception {code:02X} ({meaning})")]
+    Exception {
+        /// What was read.
+        what: String,
+        /// The exception.
+        code: u32,
+        /// Its name.
+        meaning: String,
+    },
+    /// The mailbox's blocks were asked of a machine that has none.
+    #[error("this machine has no mailbox")]
+    NoMailbox,
+}
+
+/// A polled value, or why there is none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reading {
+    /// What it is for.
+    pub id: PointId,
+    /// `None`: there is no value; never a stand-in (F063).
+    pub value: Option<Value>,
+    /// Good, uncertain, stale (busy: the last good value may be kept) or bad.
+    pub quality: Quality,
+    /// Why it is not good.
+    pub reason: Option<String>,
+    /// When it was read, or failed to be.
+    pub at: Stamp,
+}
+
+/// One machine's link.
+pub struct Link {
+    pub(super) modbus: ModbusTcp,
+    pub(super) mailbox: Option<MailboxSpec>,
+    gate: GateSpec,
+    limits: Limits,
+    probe: Span,
+    pub(super) clock: Clock,
+    tally: Arc<Tally>,
+    session: Option<Session>,
+    tid: u16,
+    ready: bool,
+    last_reply: Option<Stamp>,
+}
+
+/// Words that were read, by place.
+pub(super) struct Words(pub(super) Vec<(Span, Vec<u16>)>);
+
+impl Words {
+    fn value(&self, at: &Scalar) -> Result<Value, String> {
+        let words = self.0.iter().find_map(|(span, words)| span.part(at, words));
+        values::decode(
+            words.ok_or_else(|| format!("{} was not read", at.address))?,
+            at,
+        )
+    }
+
+    fn values(&self, points: &[(String, Scalar)]) -> Result<Vec<(String, Value)>, String> {
+        let named = |(name, at): &(String, Scalar)| Ok((name.clone(), self.value(at)?));
+        points.iter().map(named).collect()
+    }
+}
+
+impl Link {
+    /// A link that is not connected yet.
+    #[must_use]
+    pub fn new(spec: &MachineSpec, clock: Clock) -> Self {
+        let LinkSpec::ModbusTcp(modbus) = &spec.link;
+        Self {
+            modbus: modbus.clone(),
+            mailbox: spec.mailbox.clone(),
+            gate: spec.gate.clone(),
+            limits: Limits::of(&spec.link),
+            probe: probe_place(spec),
+            // Begun anywhere, so that a restarted gateway does not begin where its predecessor did.
+            tid: (clock().boottime_ns >> 16) as u16,
+            clock,
+            tally: Arc::default(),
+            session: None,
+            ready: false,
+            last_reply: None,
+        }
+    }
+
+    /// Opens the connection, if none is open, and has a read answered over it.
+    ///
+    /// # Errors
+    /// [`LinkError`]. After [`LinkError::UnitOffline`] the connection stays open for the next call.
+    pub async fn connect(&mut self) -> Result<(), LinkError> {
+        if self.session.as_ref().is_none_or(Session::is_closed) {
+            // One connection per device: the old one is closed before a new one is opened (F141).
+            self.disconnect("a new connection");
+            let opened =
+                Session::open(&self.modbus, self.clock.clone(), Arc::clone(&self.tally)).await;
+            self.session = Some(opened.map_err(|error| {
+                count(&self.tally.connect_failures);
+                self.connect_error(&error)
+            })?);
+            count(&self.tally.connects);
+        }
+        let read = self.read_spans(&[self.probe]).await;
+        match read {
+            Ok(_) => {}
+            // The unit itself has judged the request: it is alive.
+            Err(Called {
+                end: End::Exception(1..=3),
+                ..
+            }) => {}
+            Err(called) => return Err(self.error(&called, &self.probe.to_string())),
+        }
+        self.ready = true;
+        Ok(())
+    }
+
+    /// Whether a read was answered over the connection that is open now.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.ready && self.is_open()
+    }
+
+    /// Whether the TCP connection stands: not the same as the unit being there (F043).
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.session
+            .as_ref()
+            .is_some_and(|session| !session.is_closed())
+    }
+
+    /// Ends the connection with a reset, so that nothing that is still queued arrives later (F060).
+    pub fn disconnect(&mut self, why: &str) {
+        if let Some(session) = self.session.take() {
+            log::debug!(
+                "{}:{}: disconnected: {why}",
+                self.modbus.host,
+                self.modbus.port
+            );
+            session.abort();
+        }
+        self.ready = false;
+    }
+
+    /// Whether nothing was answered for the heartbeat time (F069).
+    #[must_use]
+    pub fn heartbeat_due(&self) -> bool {
+        let now = (self.clock)();
+        let limit_ns = self.modbus.heartbeat_ms.saturating_mul(NS_PER_MS);
+        self.last_reply
+            .is_none_or(|last| crate::core::time::elapsed_ns(&last, &now) >= limit_ns)
+    }
+
+    /// A read for its own sake: it finds a dead connection before a command does.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub async fn heartbeat(&mut self) -> Result<(), LinkError> {
+        if !self.is_open() {
+            return Err(LinkError::NotConnected);
+        }
+        match self.read_spans(&[self.probe]).await {
+            Ok(_)
+            | Err(Called {
+                end: End::Exception(1..=3 | 6),
+                ..
+            }) => Ok(()),
+            Err(called) => Err(self.error(&called, &self.probe.to_string())),
+        }
+    }
+
+    /// Reads everything that must be known before a command (POL-06).
+    ///
+    /// A part that the device refuses to give is missing, and the quality bad.
+    ///
+    /// # Errors
+    /// [`LinkError`]: the link failed, or the unit is offline.
+    pub async fn read_gate(&mut self) -> Result<GateReading, LinkError> {
+        let places = gate_places(&self.gate);
+        let mut words = Words(Vec::new());
+        for span in merge(&places, self.limits.without_gaps()) {
+            match self.read_spans(&[span]).await {
+                Ok(read) => words.0.extend(read.0),
+                Err(called) => self.tolerate_exception(&called, &span.to_string())?,
+            }
+        }
+        let mailbox = match self.mailbox.is_some() {
+            true => match self.read_blocks().await {
+                Ok(blocks) => Some(blocks),
+                Err(called) => {
+                    self.tolerate_exception(&called, "the mailbox")?;
+                    None
+                }
+            },
+            false => None,
+        };
+        Ok(self.gate_reading(&words, mailbox))
+    }
+
+    fn gate_reading(&self, words: &Words, mailbox: Option<MailboxBlocks>) -> GateReading {
+        let value = |at: &Scalar| words.value(at).ok();
+        let int = |at: &Scalar| i64::try_from(value(at)?.as_int()?).ok();
+        let gate = &self.gate;
+        let interlocks = gate.interlocks.iter();
+        let reading = GateReading {
+            at: (self.clock)(),
+            identity: gate.identity.as_ref().and_then(|check| value(&check.at)),
+            config_version: gate.config_version.as_ref().and_then(int),
+            mode: gate.mode.as_ref().and_then(|check| int(&check.at)),
+            interlocks: interlocks
+                .filter_map(|lock| Some((lock.name.clone(), value(&lock.at)?)))
+                .collect(),
+            quality: Quality::Good,
+            mailbox,
+        };
+        let complete = reading.identity.is_some() == gate.identity.is_some()
+            && reading.config_version.is_some() == gate.config_version.is_some()
+            && reading.mode.is_some() == gate.mode.is_some()
+            && reading.interlocks.len() == gate.interlocks.len()
+            && reading.mailbox.is_some() == self.mailbox.is_some();
+        let status = self.mailbox.as_ref().zip(reading.mailbox.as_ref());
+        let vouched = status.is_none_or(|(spec, blocks)| {
+            decode_status(&blocks.status, spec.word_order).is_ok_and(|s| s.quality == 1)
+        });
+        let quality = match (complete, vouched) {
+            (false, _) => Quality::Bad,
+            (true, false) => Quality::Uncertain,
+            (true, true) => Quality::Good,
+        };
+        GateReading { quality, ..reading }
+    }
+
+    fn tolerate_exception(&self, called: &Called, what: &str) -> Result<(), LinkError> {
+        match called.end {
+            End::Exception(code) if !modbus::is_unit_offline(code) => Ok(()),
+            _ => Err(self.error(called, what)),
+        }
+    }
+
+    /// Does one job, to its one outcome (SEND-02). A future that is dropped halfway leaves the link
+    /// closed, never a frame that goes on later.
+    pub async fn run(&mut self, job: &Job) -> Exchange {
+        match job {
+            Job::Read { points } => self.run_read(points).await,
+            Job::Write { start, words } => match modbus::write_request(*start, words) {
+                Ok(request) => {
+                    let called = self.call(request).await;
+                    called.exchange(write_outcome(&called.end))
+                }
+                Err(why) => not_sent(why),
+            },
+            Job::Mailbox(request) => self.run_mailbox(request).await,
+        }
+    }
+
+    async fn run_read(&mut self, points: &[(String, Scalar)]) -> Exchange {
+        let places: Vec<Scalar> = points.iter().map(|(_, at)| *at).collect();
+        let wide = merge(&places, self.limits.over_gaps());
+        let narrow = merge(&places, self.limits.without_gaps());
+        if wide.is_empty() {
+            return not_sent("nothing to read".into());
+        }
+        let mut read = self.read_spans_traced(&wide).await;
+        let refused = matches!(
+            &read,
+            Err(Called {
+                end: End::Exception(2),
+                ..
+            })
+        );
+        if refused && narrow != wide {
+            read = self.read_spans_traced(&narrow).await;
+        }
+        match read {
+            Err(called) => called.exchange(read_outcome(&called.end)),
+            Ok((words, called)) => called.exchange(match words.values(points) {
+                Ok(values) => Outcome::DeviceReplied(Reply::Values(values)),
+                Err(meaning) => Outcome::DeviceUnclear(DeviceCode {
+                    family: "value".into(),
+                    code: 0,
+                    meaning,
+                }),
+            }),
+        }
+    }
+
+    /// Asks the device; only reads (VER-04).
+    pub async fn probe(&mut self, probe: &Probe) -> ProbeAnswer {
+        if !self.is_open() {
+            return ProbeAnswer::Failed(LinkError::NotConnected.to_string());
+        }
+        match probe {
+            Probe::Mailbox if self.mailbox.is_none() => {
+                ProbeAnswer::Failed(LinkError::NoMailbox.to_string())
+            }
+            Probe::Mailbox => match self.read_blocks().await {
+                Ok(blocks) => ProbeAnswer::Mailbox(blocks),
+                Err(called) => self.probe_failed(&called, "the mailbox"),
+            },
+            Probe::Done(done) => self.probe_done(done).await,
+            Probe::Readback { points } => {
+                let places: Vec<Scalar> = points.iter().map(|(_, at)| *at).collect();
+                let spans = merge(&places, self.limits.without_gaps());
+                match self.read_spans(&spans).await {
+                    Ok(words) => words
+                        .values(points)
+                        .map_or_else(ProbeAnswer::Failed, ProbeAnswer::Values),
+                    Err(called) => self.probe_failed(&called, "the values"),
+                }
+            }
+        }
+    }
+
+    async fn probe_done(&mut self, done: &DoneSpec) -> ProbeAnswer {
+        let places: Vec<Scalar> = [Some(done.id), done.result].into_iter().flatten().collect();
+        let spans = merge(&places, self.limits.over_gaps());
+        if spans.len() > 1 {
+            let what = "id and result do not fit one request, so they may be of two moments";
+            return ProbeAnswer::Failed(what.into());
+        }
+        let words = match self.read_spans(&spans).await {
+            Ok(words) => words,
+            Err(called) => return self.probe_failed(&called, "id and result"),
+        };
+        let int = |at: &Scalar| {
+            let number = words.value(at)?.as_int();
+            number.ok_or_else(|| format!("{} is not a whole number", at.address))
+        };
+        let found = || -> Result<(u32, i64), String> {
+            let id = u32::try_from(int(&done.id)?);
+            let result = i64::try_from(done.result.as_ref().map_or(Ok(0), int)?);
+            Ok((
+                id.map_err(|e| e.to_string())?,
+                result.map_err(|e| e.to_string())?,
+            ))
+        };
+        match found() {
+            Ok((id, result)) => ProbeAnswer::Done { id, result },
+            Err(why) => ProbeAnswer::Failed(why),
+        }
+    }
+
+    fn probe_failed(&self, called: &Called, what: &str) -> ProbeAnswer {
+        ProbeAnswer::Failed(self.error(called, what).to_string())
+    }
+
+    /// Does one step of the plan; between steps the caller may let a command go first (SEND-07).
+    ///
+    /// Nothing is returned while the plan still looks for the part that the device refuses.
+    pub async fn poll(&mut self, plan: &mut PollPlan, step: &ReadRequest) -> Vec<Reading> {
+        let read = self.read_step(step).await;
+        let now = (self.clock)();
+        let end = match &read {
+            Ok(_) => StepEnd::Read,
+            Err(called) => match called.end {
+                End::Exception(code @ 2..=3) => StepEnd::Refused(code),
+                End::Exception(6) => StepEnd::Busy,
+                _ => StepEnd::Failed,
+            },
+        };
+        let settled = plan.finish(step, end, now.boottime_ns);
+        let (words, doubt) = match read {
+            Ok(read) => read,
+            Err(_) if !settled => return Vec::new(),
+            Err(called) => {
+                let what: Vec<String> = step.spans.iter().map(Span::to_string).collect();
+                let reason = self.error(&called, &what.join(", ")).to_string();
+                let quality = if end == StepEnd::Busy {
+                    Quality::Stale
+                } else {
+                    Quality::Bad
+                };
+                return without_value(step, quality, &reason, now);
+            }
+        };
+        let reading = |point: &super::plan::Point| {
+            let (value, quality, reason) = match words.value(&point.at) {
+                Ok(value) if values::is_no_value(&value, &point.no_value) => (
+                    None,
+                    Quality::Bad,
+                    Some(format!("the device says \"no value\" ({value})")),
+                ),
+                Ok(value) if doubt.is_some() => (Some(value), Quality::Uncertain, doubt.clone()),
+                Ok(value) => (Some(value), Quality::Good, None),
+                Err(why) => (None, Quality::Bad, Some(why)),
+            };
+            Reading {
+                id: point.id,
+                value,
+                quality,
+                reason,
+                at: now,
+            }
+        };
+        step.points.iter().map(reading).collect()
+    }
+
+    async fn read_step(&mut self, step: &ReadRequest) -> Result<(Words, Option<String>), Called> {
+        let Some(guard) = step.guard else {
+            return Ok((self.read_spans(&step.spans).await?, step.torn.clone()));
+        };
+        let guard_place = [Span::of(&guard)];
+        let mut before = self.read_spans(&guard_place).await?;
+        for tries_left in (0..GUARD_TRIES_MAX).rev() {
+            let words = self.read_spans(&step.spans).await?;
+            let after = self.read_spans(&guard_place).await?;
+            if before.0 == after.0 {
+                return Ok((words, None));
+            }
+            if tries_left == 0 {
+                let doubt = format!(
+                    "guard {} changed in each of {GUARD_TRIES_MAX} readings",
+                    guard.address
+                );
+                return Ok((words, Some(doubt)));
+            }
+            before = after;
+        }
+        Err(Called::not_sent("nothing was read"))
+    }
+
+    /// Counts since the start, by name.
+    #[must_use]
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let tally = &self.tally;
+        let counts = [
+            ("requests", &tally.requests),
+            ("timeouts", &tally.timeouts),
+            ("stale_reply", &tally.stale_reply),
+            ("wrong_unit", &tally.wrong_unit),
+            ("misfits", &tally.misfits),
+            ("exceptions", &tally.exceptions),
+            ("connects", &tally.connects),
+            ("connect_failures", &tally.connect_failures),
+            ("aborts", &tally.aborts),
+        ];
+        counts
+            .map(|(name, counter)| (name.to_owned(), counter.load(Relaxed)))
+            .to_vec()
+    }
+
+    pub(super) async fn call(&mut self, request: Request<'static>) -> Called {
+        let Some(session) = &mut self.session else {
+            return Called::not_sent("not connected");
+        };
+        let tid = self.tid;
+        self.tid = self.tid.wrapping_add(1);
+        let called = session.call(tid, request).await;
+        match called.end {
+            End::Exception(code) if modbus::is_unit_offline(code) => self.ready = false,
+            End::Words(_) | End::Echo | End::Exception(_) => {
+                self.last_reply = called.meter.replied_at
+            }
+            _ => self.disconnect("no matching reply"),
+        }
+        called
+    }
+
+    /// Reads `spans` in their order; the first that fails ends it.
+    pub(super) async fn read_spans(&mut self, spans: &[Span]) -> Result<Words, Called> {
+        Ok(self.read_spans_traced(spans).await?.0)
+    }
+
+    /// The same, with the last exchange.
+    async fn read_spans_traced(&mut self, spans: &[Span]) -> Result<(Words, Called), Called> {
+        let mut words = Words(Vec::new());
+        let mut last = Called::not_sent("nothing to read");
+        for span in spans {
+            if let Err(why) = self.limits.check(*span) {
+                return Err(Called::not_sent(why));
+            }
+            last = self.call(modbus::read_request(*span)).await;
+            match &last.end {
+                End::Words(read) => words.0.push((*span, read.clone())),
+                _ => return Err(last),
+            }
+        }
+        Ok((words, last))
+    }
+
+    /// A block, in as many requests as the device's limit asks for: its CRC says if it was torn.
+    pub(super) async fn read_block(
+        &mut self,
+        start: Address,
+        length: usize,
+    ) -> Result<(Vec<u16>, Called), Called> {
+        let Address::Modbus { area, offset } = start;
+        let mut words = Vec::with_capacity(length);
+        let mut last = Called::not_sent("nothing to read");
+        while words.len() < length {
+            let rest = length - words.len();
+            let place = offset.checked_add(words.len() as u16);
+            let Some(start) = place else {
+                return Err(Called::not_sent(format!(
+                    "{length} words from {start} go past 65535"
+                )));
+            };
+            let count = rest.min(usize::from(self.limits.registers_max)) as u16;
+            let (read, called) = self
+                .read_spans_traced(&[Span { area, start, count }])
+                .await?;
+            words.extend(read.0.into_iter().flat_map(|(_, words)| words));
+            last = called;
+        }
+        Ok((words, last))
+    }
+
+    async fn read_blocks(&mut self) -> Result<MailboxBlocks, Called> {
+        let Some(spec) = self.mailbox.clone() else {
+            return Err(Called::not_sent(LinkError::NoMailbox.to_string()));
+        };
+        Ok(MailboxBlocks {
+            command: self.read_block(spec.command, COMMAND_WORDS).await?.0,
+            status: self.read_block(spec.status, STATUS_WORDS).await?.0,
+        })
+    }
+
+    fn connect_error(&self, error: &std::io::Error) -> LinkError {
+        let address = format!("{}:{}", self.modbus.host, self.modbus.port);
+        match error.kind() {
+            ErrorKind::TimedOut => LinkError::ConnectTimeout {
+                address,
+                timeout_ms: self.modbus.timeout_ms,
+            },
+            ErrorKind::ConnectionRefused => LinkError::Refused { address },
+            _ => LinkError::Unreachable {
+                address,
+                why: error.to_string(),
+            },
+        }
+    }
+
+    fn error(&self, called: &Called, what: &str) -> LinkError {
+        match &called.end {
+            End::Exception(code) => {
+                let DeviceCode {
+                    code: number,
+                    meaning,
+                    ..
+                } = modbus::exception(*code);
+                if modbus::is_unit_offline(*code) {
+                    let unit = self.modbus.unit;
+                    LinkError::UnitOffline {
+                        unit,
+                        code: number,
+                        meaning,
+                    }
+                } else {
+                    LinkError::Exception {
+                        what: what.to_owned(),
+                        code: number,
+                        meaning,
+                    }
+                }
+            }
+            End::NotSent(why) => LinkError::Lost(why.clone()),
+            End::PartlySent(why) | End::NoReply(why) => LinkError::NoReply(why.clone()),
+            End::Words(_) | End::Echo => LinkError::NoReply("not what was asked for".into()),
+        }
+    }
+}
+
+pub(super) fn not_sent(why: String) -> Exchange {
+    let called = Called::not_sent(why.clone());
+    called.exchange(Outcome::NotSent { why })
+}
+
+fn ended(end: &End, exception: fn(u8) -> Outcome) -> Outcome {
+    match end.clone() {
+        End::Exception(code) => exception(code),
+        End::NotSent(why) => Outcome::NotSent { why },
+        End::PartlySent(why) => Outcome::PartlySent { why },
+        End::NoReply(why) => Outcome::SentNoReply { why },
+        End::Echo => Outcome::DeviceReplied(Reply::WriteEcho),
+        End::Words(_) => Outcome::SentNoReply {
+            why: "a read's reply to a write".into(),
+        },
+    }
+}
+
+pub(super) fn write_outcome(end: &End) -> Outcome {
+    ended(end, modbus::write_exception)
+}
+
+fn read_outcome(end: &End) -> Outcome {
+    ended(end, modbus::read_exception)
+}
+
+fn without_value(step: &ReadRequest, quality: Quality, why: &str, at: Stamp) -> Vec<Reading> {
+    let reading = |point: &super::plan::Point| Reading {
+        id: point.id,
+        value: None,
+        quality,
+        reason: Some(why.to_owned()),
+        at,
+    };
+    step.points.iter().map(reading).collect()
+}
+
+fn gate_places(gate: &GateSpec) -> Vec<Scalar> {
+    let identity = gate.identity.iter().map(|check| check.at);
+    let mode = gate.mode.iter().map(|check| check.at);
+    let interlocks = gate.interlocks.iter().map(|lock| lock.at);
+    identity
+        .chain(gate.config_version)
+        .chain(mode)
+        .chain(interlocks)
+        .collect()
+}
+
+/// The read by which a connection proves itself: the first place that the configuration names.
+fn probe_place(spec: &MachineSpec) -> Span {
+    let mailbox = spec.mailbox.as_ref().map(|mailbox| {
+        let Address::Modbus {
+            area,
+            offset: start,
+        } = mailbox.status;
+        Span {
+            area,
+            start,
+            count: 1,
+        }
+    });
+    let tags = spec.tags.iter().map(|tag| tag.at);
+    let events = spec.events.iter().map(|event| {
+        let EventKind::OnChange { at, .. } = &event.kind;
+        *at
+    });
+    let first = gate_places(&spec.gate)
+        .into_iter()
+        .chain(tags)
+        .chain(events)
+        .next();
+    first.map(|at| Span::of(&at)).or(mailbox).unwrap_or(Span {
+        area: ModbusArea::Holding,
+        start: 0,
+        count: 1,
+    })
+}

@@ -1,0 +1,309 @@
+//! Owns: the wire under the codec: bytes the kernel took, the frame that fits, the end of all writing.
+//! May call: matching; core time; the socket.
+//! Never: pass on a byte that was not compared with the request; write after an abort.
+//!
+//! Transaction ids are counted here, over all connections of a link: the codec begins at 0 with each, and
+//! a reply that some gateway kept from an earlier connection could then fit a request of the next.
+
+use super::matching::{self, Fit, HEADER_BYTES};
+use crate::core::contract::REPLY_BYTES_MAX;
+use crate::core::time::{Now, Stamp};
+use std::fmt;
+use std::io::{Error, ErrorKind, Result};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+/// The one place that reads the clocks is the shell's; this is how it is handed in.
+pub type Clock = Arc<dyn Fn() -> Now + Send + Sync>;
+
+/// Most bytes that are taken from the socket at once.
+const READ_BYTES_MAX: usize = 512;
+
+/// What can carry frames.
+pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {
+    /// Why nothing can be sent any more, if the peer has already said so.
+    fn closed_by_peer(&self) -> Option<String>;
+    /// Makes the coming close discard what the kernel still holds.
+    fn abort_on_close(&self);
+}
+
+impl Wire for TcpStream {
+    fn closed_by_peer(&self) -> Option<String> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(self, PollFlags::RDHUP)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        match poll(&mut fds, Some(&at_once)) {
+            Ok(0) => None,
+            Ok(_) if fds[0].revents().contains(PollFlags::ERR) => {
+                Some("the connection was reset before the request".into())
+            }
+            Ok(_) => Some("the device had closed the connection before the request".into()),
+            Err(e) => Some(format!("the connection cannot be polled: {e}")),
+        }
+    }
+    fn abort_on_close(&self) {
+        if let Err(e) = rustix::net::sockopt::set_socket_linger(self, Some(Duration::ZERO)) {
+            log::warn!("SO_LINGER could not be set before an abort: {e}");
+        }
+    }
+}
+
+/// Counts that outlive a connection.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) requests: AtomicU64,
+    pub(super) timeouts: AtomicU64,
+    pub(super) stale_reply: AtomicU64,
+    pub(super) wrong_unit: AtomicU64,
+    pub(super) misfits: AtomicU64,
+    pub(super) exceptions: AtomicU64,
+    pub(super) connects: AtomicU64,
+    pub(super) connect_failures: AtomicU64,
+    pub(super) aborts: AtomicU64,
+}
+
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+/// What is known of one request and its reply.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Meter {
+    /// As it goes over the wire; empty until the codec hands it over.
+    pub(super) request: Vec<u8>,
+    /// How much of it the kernel took.
+    pub(super) sent: usize,
+    pub(super) sent_at: Option<Stamp>,
+    pub(super) replied_at: Option<Stamp>,
+    /// The reply that fits, or the frame that broke the line.
+    pub(super) reply: Vec<u8>,
+    /// What came and was not the reply.
+    pub(super) instead: Option<String>,
+}
+
+struct State {
+    wire: Option<Box<dyn Wire>>,
+    clock: Clock,
+    tally: Arc<Tally>,
+    answering_unit: Option<u8>,
+    tid: u16,
+    /// The id and unit that the codec awaits.
+    codec_header: [u8; HEADER_BYTES],
+    meter: Meter,
+    /// From the wire, not yet a whole frame.
+    raw: Vec<u8>,
+    /// Compared, not yet taken by the codec.
+    passed: Vec<u8>,
+}
+
+/// One connection. All clones share it; the codec owns one, the session another.
+#[derive(Clone)]
+pub(super) struct Line(Arc<Mutex<State>>);
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Line")
+    }
+}
+
+impl Line {
+    pub(super) fn new(
+        wire: Box<dyn Wire>,
+        answering_unit: Option<u8>,
+        clock: Clock,
+        tally: Arc<Tally>,
+    ) -> Self {
+        Self(Arc::new(Mutex::new(State {
+            wire: Some(wire),
+            clock,
+            tally,
+            answering_unit,
+            tid: 0,
+            codec_header: [0; HEADER_BYTES],
+            meter: Meter::default(),
+            raw: Vec::new(),
+            passed: Vec::new(),
+        })))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Readies the line for one request.
+    ///
+    /// # Errors
+    /// Why no byte can be sent: known before the first one.
+    pub(super) fn begin(&self, tid: u16) -> std::result::Result<(), String> {
+        let mut state = self.state();
+        let Some(wire) = &state.wire else {
+            return Err("the connection is closed".into());
+        };
+        if let Some(why) = wire.closed_by_peer() {
+            return Err(why);
+        }
+        state.tid = tid;
+        state.meter = Meter::default();
+        state.passed.clear();
+        Ok(())
+    }
+
+    pub(super) fn meter(&self) -> Meter {
+        self.state().meter.clone()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.state().wire.is_none()
+    }
+
+    /// Ends all writing, for ever, and has the kernel discard what it has not sent yet (F060).
+    pub(super) fn abort(&self) {
+        let mut state = self.state();
+        if let Some(wire) = state.wire.take() {
+            count(&state.tally.aborts);
+            wire.abort_on_close();
+        }
+    }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::BrokenPipe, "the connection is closed")
+}
+
+impl State {
+    fn take_request(&mut self, bytes: &[u8]) -> Result<()> {
+        let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return Err(Error::new(ErrorKind::InvalidInput, "no whole frame"));
+        };
+        self.codec_header = *header;
+        self.meter.request = bytes.to_vec();
+        self.meter.request[..2].copy_from_slice(&self.tid.to_be_bytes());
+        Ok(())
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        if self.wire.is_none() {
+            return Poll::Ready(Err(gone()));
+        }
+        if self.meter.request.is_empty() {
+            self.take_request(bytes)?;
+        }
+        let rest = &self.meter.request[self.meter.sent..];
+        if rest.is_empty() || rest.len() != bytes.len() {
+            return Poll::Ready(Err(Error::new(ErrorKind::InvalidInput, "a second request")));
+        }
+        let Some(wire) = &mut self.wire else {
+            return Poll::Ready(Err(gone()));
+        };
+        let at = (self.clock)();
+        let taken = ready!(Pin::new(wire.as_mut()).poll_write(cx, rest))?;
+        if taken > 0 {
+            self.meter.sent_at.get_or_insert(at);
+            self.meter.sent += taken;
+        }
+        Poll::Ready(Ok(taken))
+    }
+
+    fn poll_reply(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        while self.passed.is_empty() {
+            if self.take_frame()? {
+                continue;
+            }
+            let Some(wire) = &mut self.wire else {
+                return Poll::Ready(Err(gone()));
+            };
+            let mut room = [0; READ_BYTES_MAX];
+            let mut room = ReadBuf::new(&mut room);
+            ready!(Pin::new(wire.as_mut()).poll_read(cx, &mut room))?;
+            if room.filled().is_empty() {
+                let what = "the device closed the connection";
+                return Poll::Ready(Err(Error::new(ErrorKind::UnexpectedEof, what)));
+            }
+            self.raw.extend_from_slice(room.filled());
+        }
+        let length = self.passed.len().min(out.remaining());
+        out.put_slice(&self.passed[..length]);
+        self.passed.drain(..length);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Compares the next whole frame; `false` if there is none.
+    fn take_frame(&mut self) -> Result<bool> {
+        let total = match matching::frame_bytes(&self.raw) {
+            Ok(Some(total)) if self.raw.len() >= total => total,
+            Ok(_) => return Ok(false),
+            Err(why) => return Err(self.misfit(self.raw.clone(), why)),
+        };
+        let mut frame: Vec<u8> = self.raw.drain(..total).collect();
+        if self.meter.request.is_empty() {
+            return Ok(true);
+        }
+        match matching::fit(&self.meter.request, self.answering_unit, &frame) {
+            Fit::Stale(tid) => {
+                count(&self.tally.stale_reply);
+                self.meter.instead = Some(format!("a reply to transaction {tid:#06x}"));
+            }
+            Fit::WrongUnit(unit) => {
+                count(&self.tally.wrong_unit);
+                let expected = self.meter.request[6];
+                self.meter.instead = Some(format!("reply from unit {unit}, expected {expected}"));
+            }
+            Fit::Misfit(why) => return Err(self.misfit(frame, why)),
+            Fit::Reply => {
+                self.meter.replied_at = Some((self.clock)());
+                self.meter.reply = bounded(&frame);
+                frame[..2].copy_from_slice(&self.codec_header[..2]);
+                frame[6] = self.codec_header[6];
+                self.passed = frame;
+            }
+        }
+        Ok(true)
+    }
+
+    fn misfit(&mut self, bytes: Vec<u8>, why: String) -> Error {
+        count(&self.tally.misfits);
+        self.meter.reply = bounded(&bytes);
+        self.meter.instead = Some(why.clone());
+        Error::new(ErrorKind::InvalidData, why)
+    }
+}
+
+fn bounded(bytes: &[u8]) -> Vec<u8> {
+    bytes[..bytes.len().min(REPLY_BYTES_MAX)].to_vec()
+}
+
+impl AsyncWrite for Line {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, b: &[u8]) -> Poll<Result<usize>> {
+        self.state().poll_send(cx, b)
+    }
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match &mut self.state().wire {
+            Some(wire) => Pin::new(wire.as_mut()).poll_flush(cx),
+            None => Poll::Ready(Err(gone())),
+        }
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        match &mut self.state().wire {
+            Some(wire) => Pin::new(wire.as_mut()).poll_shutdown(cx),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl AsyncRead for Line {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<Result<()>> {
+        self.state().poll_reply(cx, out)
+    }
+}

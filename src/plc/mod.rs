@@ -1,0 +1,10 @@
+//! Owns: the links to devices: what goes over the wire, what came back, and which reply fits which request.
+//! May call: core (types, mailbox, values).
+//! Never: decide what an outcome means for an operation; write on a link in doubt; write anything again.
+
+pub mod link;
+mod mailbox;
+mod matching;
+mod metered;
+pub mod modbus;
+pub mod plan;

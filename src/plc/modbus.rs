@@ -1,0 +1,330 @@
+//! Owns: one Modbus TCP connection and one exchange on it; what each exception code proves (SEND-04).
+//! May call: metered, matching; tokio-modbus for the codec.
+//! Never: use a connection again after anything but a matching reply; use the codec's typed helpers, which
+//! check an echo only in debug builds.
+
+pub use super::metered::Clock;
+
+use super::matching::hex;
+use super::metered::{Line, Meter, Tally, Wire, count};
+use super::plan::Span;
+use crate::core::contract::{DeviceCode, Exchange, Outcome};
+use crate::core::spec::{Address, ModbusArea, ModbusTcp};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_modbus::client::{Client as _, Context};
+use tokio_modbus::{Request, Response, Slave};
+
+/// Most registers in one write (MODBUS Application Protocol V1.1b3, 6.12).
+pub const WRITE_REGISTERS_MAX: usize = 123;
+/// Most coils in one write (6.11).
+pub const WRITE_COILS_MAX: usize = 1968;
+/// Most registers in one read (6.3).
+pub const READ_REGISTERS_MAX: u16 = 125;
+/// Most bits in one read (6.1).
+pub const READ_BITS_MAX: u16 = 2000;
+
+const KEEPALIVE_IDLE_S: u64 = 20;
+const KEEPALIVE_INTERVAL_S: u64 = 5;
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// How an exchange ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum End {
+    /// The values asked for, exactly as many; a bit is a word of 0 or 1.
+    Words(Vec<u16>),
+    /// The write was echoed as sent.
+    Echo,
+    /// A matching reply with this exception code.
+    Exception(u8),
+    NotSent(String),
+    PartlySent(String),
+    NoReply(String),
+}
+
+/// One exchange, with its evidence.
+#[derive(Clone, Debug)]
+pub(super) struct Called {
+    pub(super) end: End,
+    pub(super) meter: Meter,
+}
+
+impl Called {
+    pub(super) fn not_sent(why: impl Into<String>) -> Self {
+        Self {
+            end: End::NotSent(why.into()),
+            meter: Meter::default(),
+        }
+    }
+
+    /// The exchange as the core keeps it, with `outcome`.
+    pub(super) fn exchange(&self, outcome: Outcome) -> Exchange {
+        let meter = &self.meter;
+        let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let request_ident = match meter.request.as_slice() {
+            [high, low, _, _, _, _, unit, ..] => format!("tid=0x{high:02x}{low:02x} unit={unit}"),
+            _ => String::new(),
+        };
+        Exchange {
+            outcome,
+            bytes_sent: length(meter.sent),
+            bytes_total: length(meter.request.len()),
+            request_ident,
+            sent_at: meter.sent_at,
+            replied_at: meter.replied_at,
+            reply: meter.reply.clone(),
+        }
+    }
+}
+
+/// One connection.
+pub(super) struct Session {
+    context: Context,
+    line: Line,
+    tally: Arc<Tally>,
+    timeout: Duration,
+}
+
+/// Aborts the line unless the exchange reached a matching reply: also when its future is dropped.
+struct AbortUnlessMatched<'a> {
+    line: &'a Line,
+    matched: bool,
+}
+
+impl Drop for AbortUnlessMatched<'_> {
+    fn drop(&mut self) {
+        if !self.matched {
+            self.line.abort();
+        }
+    }
+}
+
+impl Session {
+    /// Opens a connection. The old one must be gone: a device may have only one slot (F141).
+    pub(super) async fn open(
+        link: &ModbusTcp,
+        clock: Clock,
+        tally: Arc<Tally>,
+    ) -> std::io::Result<Self> {
+        let wait = Duration::from_millis(link.timeout_ms);
+        let stream = timeout(wait, TcpStream::connect((link.host.as_str(), link.port)))
+            .await
+            .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+        set_options(&stream, link.timeout_ms)?;
+        Ok(Self::over(Box::new(stream), link, clock, tally))
+    }
+
+    pub(super) fn over(
+        wire: Box<dyn Wire>,
+        link: &ModbusTcp,
+        clock: Clock,
+        tally: Arc<Tally>,
+    ) -> Self {
+        let line = Line::new(wire, link.answering_unit, clock, Arc::clone(&tally));
+        Self {
+            context: tokio_modbus::client::tcp::attach_slave(line.clone(), Slave(link.unit)),
+            line,
+            tally,
+            timeout: Duration::from_millis(link.timeout_ms),
+        }
+    }
+
+    /// Whether the connection can no longer be used.
+    pub(super) fn is_closed(&self) -> bool {
+        self.line.is_closed()
+    }
+
+    /// Ends the connection with a reset.
+    pub(super) fn abort(&self) {
+        self.line.abort();
+    }
+
+    /// One request, one reply, within the timeout.
+    pub(super) async fn call(&mut self, tid: u16, request: Request<'static>) -> Called {
+        let mut guard = AbortUnlessMatched {
+            line: &self.line,
+            matched: false,
+        };
+        if let Err(why) = self.line.begin(tid) {
+            return Called::not_sent(why);
+        }
+        count(&self.tally.requests);
+        let reply = timeout(self.timeout, self.context.call(request.clone())).await;
+        let meter = self.line.meter();
+        let end = match reply {
+            Ok(Ok(Ok(response))) => ended(&request, response),
+            Ok(Ok(Err(exception))) => {
+                count(&self.tally.exceptions);
+                End::Exception(exception.into())
+            }
+            Ok(Err(error)) => broken(&meter, error.to_string()),
+            Err(_) => {
+                count(&self.tally.timeouts);
+                broken(&meter, format!("no reply within {:?}", self.timeout))
+            }
+        };
+        guard.matched = matches!(end, End::Words(_) | End::Echo | End::Exception(_));
+        Called { end, meter }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.line.abort();
+    }
+}
+
+fn set_options(stream: &TcpStream, timeout_ms: u64) -> std::io::Result<()> {
+    use rustix::net::sockopt as set;
+    let user_timeout_ms = u32::try_from(timeout_ms).unwrap_or(u32::MAX);
+    set::set_tcp_nodelay(stream, true)?;
+    set::set_tcp_user_timeout(stream, user_timeout_ms)?;
+    set::set_tcp_keepidle(stream, Duration::from_secs(KEEPALIVE_IDLE_S))?;
+    set::set_tcp_keepintvl(stream, Duration::from_secs(KEEPALIVE_INTERVAL_S))?;
+    set::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
+    set::set_socket_keepalive(stream, true)?;
+    Ok(())
+}
+
+/// The frame was compared byte by byte below; what is left is to take its values.
+fn ended(request: &Request<'_>, response: Response) -> End {
+    match (request, response) {
+        (
+            Request::ReadCoils(_, quantity) | Request::ReadDiscreteInputs(_, quantity),
+            Response::ReadCoils(bits) | Response::ReadDiscreteInputs(bits),
+        ) if bits.len() >= usize::from(*quantity) => End::Words(
+            bits.into_iter()
+                .take(usize::from(*quantity))
+                .map(u16::from)
+                .collect(),
+        ),
+        (
+            Request::ReadHoldingRegisters(_, quantity) | Request::ReadInputRegisters(_, quantity),
+            Response::ReadHoldingRegisters(words) | Response::ReadInputRegisters(words),
+        ) if words.len() == usize::from(*quantity) => End::Words(words),
+        (
+            Request::WriteSingleCoil(..)
+            | Request::WriteMultipleCoils(..)
+            | Request::WriteSingleRegister(..)
+            | Request::WriteMultipleRegisters(..),
+            Response::WriteSingleCoil(..)
+            | Response::WriteMultipleCoils(..)
+            | Response::WriteSingleRegister(..)
+            | Response::WriteMultipleRegisters(..),
+        ) => End::Echo,
+        (_, response) => End::NoReply(format!("a reply that was not asked for: {response:?}")),
+    }
+}
+
+fn broken(meter: &Meter, why: String) -> End {
+    let total = meter.request.len();
+    let why = match &meter.instead {
+        Some(instead) if *instead != why => {
+            format!("{why}; {instead} [{}]", hex(&meter.reply))
+        }
+        _ => why,
+    };
+    if meter.sent == 0 {
+        End::NotSent(why)
+    } else if meter.sent < total {
+        End::PartlySent(format!("{} of {total} bytes were sent; {why}", meter.sent))
+    } else {
+        End::NoReply(why)
+    }
+}
+
+/// The request that reads `span`.
+pub(super) fn read_request(span: Span) -> Request<'static> {
+    let Span { area, start, count } = span;
+    match area {
+        ModbusArea::Coil => Request::ReadCoils(start, count),
+        ModbusArea::Discrete => Request::ReadDiscreteInputs(start, count),
+        ModbusArea::Input => Request::ReadInputRegisters(start, count),
+        ModbusArea::Holding => Request::ReadHoldingRegisters(start, count),
+    }
+}
+
+/// The one frame that writes `words` from `start` on.
+///
+/// # Errors
+/// In plain words: no frame can.
+pub(super) fn write_request(start: Address, words: &[u16]) -> Result<Request<'static>, String> {
+    let Address::Modbus { area, offset } = start;
+    let max = match area {
+        ModbusArea::Coil => WRITE_COILS_MAX,
+        ModbusArea::Holding => WRITE_REGISTERS_MAX,
+        ModbusArea::Discrete | ModbusArea::Input => {
+            return Err(format!(
+                "{start} cannot be written: {} is read-only",
+                area.name()
+            ));
+        }
+    };
+    if words.is_empty() || words.len() > max {
+        return Err(format!(
+            "{} values for one write, expected 1 to {max}",
+            words.len()
+        ));
+    }
+    if usize::from(offset) + words.len() > 1 << 16 {
+        return Err(format!("{} values from {start} go past 65535", words.len()));
+    }
+    if area == ModbusArea::Coil && words.iter().any(|word| *word > 1) {
+        return Err(format!("a coil is 0 or 1: {words:?}"));
+    }
+    let bits = || words.iter().map(|word| *word != 0).collect::<Vec<_>>();
+    Ok(match (area, words) {
+        (ModbusArea::Coil, [bit]) => Request::WriteSingleCoil(offset, *bit != 0),
+        (ModbusArea::Coil, _) => Request::WriteMultipleCoils(offset, bits().into()),
+        (_, [word]) => Request::WriteSingleRegister(offset, *word),
+        _ => Request::WriteMultipleRegisters(offset, words.to_vec().into()),
+    })
+}
+
+/// An exception code with its name (MODBUS Application Protocol V1.1b3, 7).
+#[must_use]
+pub fn exception(code: u8) -> DeviceCode {
+    let meaning = match code {
+        0x01 => "illegal function",
+        0x02 => "illegal data address",
+        0x03 => "illegal data value",
+        0x04 => "server device failure",
+        0x05 => "acknowledge",
+        0x06 => "server device busy",
+        0x08 => "memory parity error",
+        0x0A => "gateway path unavailable",
+        0x0B => "gateway target device failed to respond",
+        _ => "not in the specification",
+    };
+    DeviceCode {
+        family: "modbus".into(),
+        code: code.into(),
+        meaning: meaning.into(),
+    }
+}
+
+/// What an exception proves about a write (SEND-04).
+#[must_use]
+pub fn write_exception(code: u8) -> Outcome {
+    match code {
+        0x01..=0x03 => Outcome::DeviceRefused(exception(code)),
+        0x05 => Outcome::DeviceAccepted,
+        0x06 => Outcome::DeviceBusy(exception(code)),
+        _ => Outcome::DeviceUnclear(exception(code)),
+    }
+}
+
+/// What an exception proves about a read: "acknowledge" has nothing to accept.
+pub(super) fn read_exception(code: u8) -> Outcome {
+    match code {
+        0x05 => Outcome::DeviceUnclear(exception(code)),
+        _ => write_exception(code),
+    }
+}
+
+/// Whether a gateway on the way says that the unit behind it is not there (F043).
+pub(super) fn is_unit_offline(code: u8) -> bool {
+    matches!(code, 0x0A | 0x0B)
+}

@@ -1,0 +1,463 @@
+//! Owns: which requests read which values: merging, groups, guards, and what a device turned out to refuse.
+//! May call: core spec.
+//! Never: tear a value over two requests; forget a refusal within the run.
+
+use crate::core::spec::{Address, EventKind, LinkSpec, MachineSpec, ModbusArea, Scalar, Value};
+use std::collections::BTreeMap;
+
+/// Widest gap of unasked registers that is read along to save a request.
+pub const GAP_REGISTERS_MAX: u16 = 8;
+/// Pause before a place that the device refuses is tried again, in milliseconds.
+pub const REFUSED_RETRY_MS: u64 = 60_000;
+/// Most retries within one cycle while the device says "busy" (F039).
+pub const BUSY_RETRIES_MAX: u32 = 2;
+
+const NS_PER_MS: u64 = 1_000_000;
+
+/// Neighbouring places of one table: one read request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The table.
+    pub area: ModbusArea,
+    /// First place.
+    pub start: u16,
+    /// How many.
+    pub count: u16,
+}
+
+impl Span {
+    /// The places that one value takes.
+    #[must_use]
+    pub fn of(at: &Scalar) -> Self {
+        let Address::Modbus { area, offset } = at.address;
+        Self {
+            area,
+            start: offset,
+            count: if area.is_bits() {
+                1
+            } else {
+                at.data_type.registers()
+            },
+        }
+    }
+
+    fn end(self) -> u32 {
+        u32::from(self.start) + u32::from(self.count)
+    }
+
+    /// The least span over both; `None` over two tables.
+    fn over(self, other: Self) -> Option<Self> {
+        let start = self.start.min(other.start);
+        let count = self.end().max(other.end()) - u32::from(start);
+        (self.area == other.area).then_some(Self {
+            area: self.area,
+            start,
+            count: u16::try_from(count).ok()?,
+        })
+    }
+
+    /// The words of `at` among the words of this span.
+    #[must_use]
+    pub fn part<'a>(&self, at: &Scalar, words: &'a [u16]) -> Option<&'a [u16]> {
+        let part = Self::of(at);
+        let from = usize::from(part.start.checked_sub(self.start)?);
+        (part.area == self.area)
+            .then(|| words.get(from..from + usize::from(part.count)))
+            .flatten()
+    }
+}
+
+impl std::fmt::Display for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.area.name(), self.start)?;
+        if self.count > 1 {
+            write!(f, "..{}", self.end() - 1)?;
+        }
+        Ok(())
+    }
+}
+
+/// How much one read request may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most registers.
+    pub registers_max: u16,
+    /// Widest gap that is read along.
+    pub gap_max: u16,
+}
+
+impl Limits {
+    /// Those of a machine's link.
+    #[must_use]
+    pub fn of(link: &LinkSpec) -> Self {
+        let LinkSpec::ModbusTcp(link) = link;
+        Self {
+            registers_max: link
+                .read_registers_max
+                .clamp(1, super::modbus::READ_REGISTERS_MAX),
+            gap_max: GAP_REGISTERS_MAX,
+        }
+    }
+
+    /// The same, reading along nothing.
+    #[must_use]
+    pub fn without_gaps(self) -> Self {
+        Self { gap_max: 0, ..self }
+    }
+
+    /// The same, reading along whatever lies between.
+    #[must_use]
+    pub fn over_gaps(self) -> Self {
+        Self {
+            gap_max: u16::MAX,
+            ..self
+        }
+    }
+
+    /// # Errors
+    /// In plain words: one request cannot read `span`.
+    pub(super) fn check(&self, span: Span) -> Result<(), String> {
+        let inside = span.end() <= 1 << 16 && span.count > 0;
+        (inside && self.holds(span)).then_some(()).ok_or_else(|| {
+            format!(
+                "{span} does not fit one request of {} registers",
+                self.registers_max
+            )
+        })
+    }
+
+    fn holds(&self, span: Span) -> bool {
+        let max = if span.area.is_bits() {
+            super::modbus::READ_BITS_MAX
+        } else {
+            self.registers_max
+        };
+        span.count <= max
+    }
+}
+
+/// The fewest spans over `points`, whole values only; a value wider than the limit is alone in its span.
+#[must_use]
+pub fn merge(points: &[Scalar], limits: Limits) -> Vec<Span> {
+    let mut parts: Vec<Span> = points.iter().map(Span::of).collect();
+    parts.sort_by_key(|part| (part.area, part.start, part.count));
+    let mut spans: Vec<Span> = Vec::new();
+    for part in parts {
+        let joined = spans.last().and_then(|last| {
+            let gap = u32::from(part.start).saturating_sub(last.end());
+            last.over(part)
+                .filter(|whole| gap <= u32::from(limits.gap_max) && limits.holds(*whole))
+        });
+        match (joined, spans.last_mut()) {
+            (Some(whole), Some(last)) => *last = whole,
+            _ => spans.push(part),
+        }
+    }
+    spans
+}
+
+/// What a polled value is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PointId {
+    /// `MachineSpec::tags[n]`.
+    Tag(usize),
+    /// `MachineSpec::events[n]`.
+    Event(usize),
+}
+
+/// A value that is polled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    /// What it is for.
+    pub id: PointId,
+    /// Where it stands.
+    pub at: Scalar,
+    /// Raw values that are none (F045).
+    pub no_value: Vec<Value>,
+}
+
+/// One step of polling: a few requests that belong together, usually one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadRequest {
+    block: usize,
+    /// The values it yields.
+    pub points: Vec<Point>,
+    /// What goes over the wire, in this order.
+    pub spans: Vec<Span>,
+    /// Read before and after; equal, or the values are not of one moment (F051).
+    pub guard: Option<Scalar>,
+    /// Why the values cannot be known to be of one moment.
+    pub torn: Option<String>,
+}
+
+/// How a step ended, as far as the plan must know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepEnd {
+    /// Values came.
+    Read,
+    /// Exception 02 or 03: some place is not there, or the request is too long for the device.
+    Refused(u8),
+    /// Exception 06.
+    Busy,
+    /// Anything else.
+    Failed,
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    poll_ms: u64,
+    due_ns: u64,
+    /// Points that must not be parted stand in one unit.
+    units: Vec<Unit>,
+    busy_retries: u32,
+    /// The exception by which the device refuses this block, which cannot be split further.
+    refused: Option<u8>,
+}
+
+#[derive(Clone, Debug)]
+struct Unit {
+    points: Vec<Point>,
+    guard: Option<Scalar>,
+    /// Read in pieces, inside the guard if there is one.
+    in_pieces: bool,
+}
+
+impl Unit {
+    fn places(&self) -> Vec<Scalar> {
+        self.points.iter().map(|point| point.at).collect()
+    }
+}
+
+/// What is read when, learning from refusals. It outlives connections.
+#[derive(Clone, Debug)]
+pub struct PollPlan {
+    limits: Limits,
+    /// By number, so that a step finds its block after others were split.
+    blocks: BTreeMap<usize, Block>,
+    next_block: usize,
+}
+
+impl PollPlan {
+    /// The plan for all tags and event sources of `spec`.
+    #[must_use]
+    pub fn new(spec: &MachineSpec) -> Self {
+        let mut plan = Self {
+            limits: Limits::of(&spec.link),
+            blocks: BTreeMap::new(),
+            next_block: 0,
+        };
+        let mut singles: BTreeMap<(u64, ModbusArea), Vec<Unit>> = BTreeMap::new();
+        for (poll_ms, unit) in units(spec, plan.limits) {
+            if unit.in_pieces {
+                plan.add(poll_ms, 0, vec![unit]);
+            } else if let Some(first) = unit.points.first() {
+                let area = Span::of(&first.at).area;
+                singles.entry((poll_ms, area)).or_default().push(unit);
+            }
+        }
+        for ((poll_ms, _), units) in singles {
+            for units in pack(units, plan.limits) {
+                plan.add(poll_ms, 0, units);
+            }
+        }
+        plan
+    }
+
+    fn add(&mut self, poll_ms: u64, due_ns: u64, units: Vec<Unit>) {
+        let block = Block {
+            poll_ms,
+            due_ns,
+            units,
+            busy_retries: 0,
+            refused: None,
+        };
+        self.blocks.insert(self.next_block, block);
+        self.next_block += 1;
+    }
+
+    /// What is due at `now_ns`, the most overdue first.
+    #[must_use]
+    pub fn due(&self, now_ns: u64) -> Vec<ReadRequest> {
+        let mut due: Vec<_> = self
+            .blocks
+            .iter()
+            .filter(|(_, block)| block.due_ns <= now_ns)
+            .collect();
+        due.sort_by_key(|(number, block)| (block.due_ns, **number));
+        due.into_iter()
+            .map(|(number, block)| self.step(*number, block))
+            .collect()
+    }
+
+    /// When the next step is due.
+    #[must_use]
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.blocks.values().map(|block| block.due_ns).min()
+    }
+
+    /// What the device refuses, in plain words, to be shown.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let note = |(number, block): (&usize, &Block)| {
+            let code = super::modbus::exception(block.refused?);
+            let spans = self.step(*number, block).spans;
+            let places: Vec<String> = spans.iter().map(Span::to_string).collect();
+            Some(format!(
+                "the device refuses {} with exception {:02X} ({}); check the address in the machine's file",
+                places.join(", "),
+                code.code,
+                code.meaning
+            ))
+        };
+        self.blocks.iter().filter_map(note).collect()
+    }
+
+    fn step(&self, number: usize, block: &Block) -> ReadRequest {
+        let points: Vec<Point> = block.units.iter().flat_map(|u| u.points.clone()).collect();
+        let places: Vec<Scalar> = points.iter().map(|point| point.at).collect();
+        let in_pieces = block.units.iter().any(|unit| unit.in_pieces);
+        let guard = block.units.iter().find_map(|unit| unit.guard);
+        let limits = if in_pieces {
+            self.limits.without_gaps()
+        } else {
+            self.limits.over_gaps()
+        };
+        ReadRequest {
+            block: number,
+            points,
+            spans: merge(&places, limits),
+            guard: guard.filter(|_| in_pieces),
+            torn: (in_pieces && guard.is_none()).then(|| {
+                "the group takes several requests and has no guard, so it may be of several moments"
+                    .into()
+            }),
+        }
+    }
+
+    /// Takes note of how `request` ended at `now_ns`; `false`: its values are asked for again at once, in
+    /// smaller parts.
+    pub fn finish(&mut self, request: &ReadRequest, end: StepEnd, now_ns: u64) -> bool {
+        let Some(block) = self.blocks.get_mut(&request.block) else {
+            return true;
+        };
+        let cycle_ns = block.poll_ms.saturating_mul(NS_PER_MS);
+        if end == StepEnd::Busy && block.busy_retries < BUSY_RETRIES_MAX {
+            block.busy_retries += 1;
+            block.due_ns = now_ns.saturating_add(cycle_ns / 4);
+            return true;
+        }
+        block.busy_retries = 0;
+        let on_beat = block.due_ns.saturating_add(cycle_ns);
+        block.due_ns = if on_beat > now_ns {
+            on_beat
+        } else {
+            now_ns.saturating_add(cycle_ns)
+        };
+        match end {
+            StepEnd::Read => block.refused = None,
+            StepEnd::Refused(code) => return self.refine(request.block, code, now_ns),
+            StepEnd::Busy | StepEnd::Failed => {}
+        }
+        true
+    }
+
+    /// Splits a refused block; what cannot be split is remembered, and tried again now and then.
+    fn refine(&mut self, number: usize, code: u8, now_ns: u64) -> bool {
+        let limits = self.limits;
+        let Some(block) = self.blocks.get_mut(&number) else {
+            return true;
+        };
+        if block.units.len() > 1 {
+            let upper = block.units.split_off(block.units.len() / 2);
+            block.due_ns = now_ns;
+            let poll_ms = block.poll_ms;
+            self.add(poll_ms, now_ns, upper);
+            return false;
+        }
+        let pieces = block.units.first_mut().filter(|unit| {
+            !unit.in_pieces && merge(&unit.places(), limits.without_gaps()).len() > 1
+        });
+        if let Some(unit) = pieces {
+            unit.in_pieces = true;
+            block.due_ns = now_ns;
+            false
+        } else {
+            block.refused = Some(code);
+            let pause_ms = REFUSED_RETRY_MS.max(block.poll_ms);
+            block.due_ns = now_ns.saturating_add(pause_ms.saturating_mul(NS_PER_MS));
+            true
+        }
+    }
+}
+
+/// Every polled value, what must stay together in one unit.
+fn units(spec: &MachineSpec, limits: Limits) -> Vec<(u64, Unit)> {
+    let mut alone = Vec::new();
+    let mut groups: BTreeMap<&str, (u64, Vec<Point>)> = BTreeMap::new();
+    for (n, tag) in spec.tags.iter().enumerate() {
+        let point = Point {
+            id: PointId::Tag(n),
+            at: tag.at,
+            no_value: tag.no_value.clone(),
+        };
+        match &tag.group {
+            Some(group) => {
+                let (poll_ms, points) = groups.entry(group).or_insert((tag.poll_ms, Vec::new()));
+                *poll_ms = tag.poll_ms.min(*poll_ms);
+                points.push(point);
+            }
+            None => alone.push((tag.poll_ms, point)),
+        }
+    }
+    for (n, event) in spec.events.iter().enumerate() {
+        let EventKind::OnChange { at, poll_ms, .. } = &event.kind;
+        let point = Point {
+            id: PointId::Event(n),
+            at: *at,
+            no_value: Vec::new(),
+        };
+        alone.push((*poll_ms, point));
+    }
+    let unit = |points: Vec<Point>, guard| {
+        let mut unit = Unit {
+            points,
+            guard,
+            in_pieces: false,
+        };
+        unit.in_pieces = merge(&unit.places(), limits.over_gaps()).len() > 1;
+        unit
+    };
+    let guard = |name: &str| spec.groups.iter().find(|group| group.name == name)?.guard;
+    let alone = alone
+        .into_iter()
+        .map(|(ms, point)| (ms, unit(vec![point], None)));
+    let grouped = groups
+        .into_iter()
+        .map(|(name, (ms, points))| (ms, unit(points, guard(name))));
+    alone.chain(grouped).collect()
+}
+
+/// Units of one table and cycle, packed into as few requests as limits allow.
+fn pack(mut units: Vec<Unit>, limits: Limits) -> Vec<Vec<Unit>> {
+    let extent = |unit: &Unit| {
+        let spans = merge(&unit.places(), limits.over_gaps());
+        spans.into_iter().next()
+    };
+    units.sort_by_key(|unit| extent(unit).map(|span| (span.start, span.count)));
+    let mut packs: Vec<(Option<Span>, Vec<Unit>)> = Vec::new();
+    for unit in units {
+        let own = extent(&unit);
+        if let Some((span, pack)) = packs.last_mut()
+            && let (Some(a), Some(b)) = (*span, own)
+            && let Some(whole) = a.over(b)
+            && u32::from(b.start).saturating_sub(a.end()) <= u32::from(limits.gap_max)
+            && limits.holds(whole)
+        {
+            *span = Some(whole);
+            pack.push(unit);
+        } else {
+            packs.push((own, vec![unit]));
+        }
+    }
+    packs.into_iter().map(|(_, pack)| pack).collect()
+}

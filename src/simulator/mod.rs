@@ -1,0 +1,181 @@
+//! Owns: a simulated PLC with faults: a Modbus TCP server, the mailbox's program, a ledger of effects.
+//! May call: core types.
+//! Never: share code with the gateway's side, which is tested against it.
+
+mod device;
+mod fault;
+mod frame;
+mod mailbox;
+mod server;
+mod spec;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_fault;
+#[cfg(test)]
+mod tests_mailbox;
+
+pub use device::{Cause, Device, Effect, LEDGER_EFFECTS_MAX, SEEN_REQUESTS_MAX, Seen};
+pub use fault::{ALWAYS, Act, Fault, Matching};
+pub use spec::{
+    Add, Counter, DoneProgram, Hole, InvalidSpec, MailboxProgram, Offset, Opcode, Order, Place,
+    Points, Registers, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
+};
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+
+/// Time between two scans if the mailbox names none.
+const SCAN_DEFAULT: Duration = Duration::from_millis(10);
+
+/// A running simulated PLC; it ends when this is dropped.
+pub struct Simulator {
+    device: Device,
+    address: SocketAddr,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Simulator {
+    /// Listens, and runs on the current tokio runtime.
+    ///
+    /// # Errors
+    /// A specification that does not fit together, or an address that cannot be listened on.
+    pub async fn start(spec: SimulatorSpec) -> io::Result<Self> {
+        spec.check()
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
+        let listener = server::open(spec.listen)?;
+        let address = listener.local_addr()?;
+        let scan = spec.mailbox.as_ref().map(|mailbox| mailbox.scan.0);
+        let scan = scan.filter(|scan| !scan.is_zero()).unwrap_or(SCAN_DEFAULT);
+        let device = Device::new(spec);
+        let accepting = server::accept(device.clone(), listener, address);
+        let tasks = [
+            tokio::spawn(async move {
+                if let Err(error) = accepting.await {
+                    log::error!("simulator: {address} cannot be listened on again: {error}");
+                }
+            }),
+            tokio::spawn(run_program(device.clone(), scan)),
+        ];
+        Ok(Self {
+            device,
+            address,
+            tasks,
+        })
+    }
+
+    /// Where it listens; the same through [`Device::cut`] and [`Device::restore`].
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The device's own side; outlives the simulator.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    /// Closes the port and every connection; the port is free when this returns.
+    pub async fn stop(mut self) {
+        for task in &mut self.tasks {
+            task.abort();
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Simulator {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn run_program(device: Device, scan: Duration) {
+    let mut ticks = tokio::time::interval(scan);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        device.change(|state| state.scan(Instant::now()));
+    }
+}
+
+/// Why `holdfast sim` ended.
+#[derive(Debug, thiserror::Error)]
+pub enum SimError {
+    /// The file cannot be read.
+    #[error("{file}: cannot be read: {cause}")]
+    Read {
+        /// The file.
+        file: String,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// The file describes no simulated PLC.
+    #[error("{file}: {cause}")]
+    Spec {
+        /// The file.
+        file: String,
+        /// What is wrong, and where.
+        cause: InvalidSpec,
+    },
+    /// The address cannot be listened on.
+    #[error(
+        "cannot listen on {address}: {cause}; choose another address under `listen`, or end its user"
+    )]
+    Listen {
+        /// As in the file.
+        address: SocketAddr,
+        /// What the system said.
+        cause: io::Error,
+    },
+    /// Standard output is gone.
+    #[error("standard output: {0}")]
+    Output(io::Error),
+}
+
+/// Runs the simulated PLC of a file, and prints each effect as a line, until interrupted.
+///
+/// # Errors
+/// See [`SimError`].
+pub async fn run_file(path: &Path) -> Result<(), SimError> {
+    let file = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|cause| SimError::Read {
+        file: file.clone(),
+        cause,
+    })?;
+    let spec = SimulatorSpec::from_toml(&text).map_err(|cause| SimError::Spec { file, cause })?;
+    let address = spec.listen;
+    let simulator = Simulator::start(spec)
+        .await
+        .map_err(|cause| SimError::Listen { address, cause })?;
+    print_line(&format!("simulated PLC on {}", simulator.address()))?;
+    tokio::select! {
+        ended = print_effects(simulator.device()) => ended,
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}
+
+async fn print_effects(device: Device) -> Result<(), SimError> {
+    const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+    let mut printed = 0;
+    loop {
+        device
+            .wait_for(LOOK_AGAIN, |device| device.ledger_len() > printed)
+            .await;
+        for effect in device.ledger_since(printed) {
+            print_line(&effect.to_string())?;
+            printed += 1;
+        }
+    }
+}
+
+fn print_line(line: &str) -> Result<(), SimError> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")
+        .and_then(|()| out.flush())
+        .map_err(SimError::Output)
+}

@@ -1,0 +1,317 @@
+//! Owns: the simulated PLC's socket and connections: who is let in, what is read, how replies leave.
+//! May call: device, fault, frame.
+//! Never: know what a request means.
+
+use super::device::{Device, Ending, Link};
+use super::fault::{Act, Apply, End, Outgoing};
+use super::frame::{self, Frame};
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, sleep_until};
+
+/// Connections that wait to be accepted.
+const BACKLOG_CONNECTIONS: u32 = 64;
+/// Replies of one connection that wait to be written.
+const REPLIES_MAX: usize = 256;
+const READ_BYTES: usize = 4096;
+
+/// A socket that owns the port but does not listen: connections are refused, and nobody else gets it.
+pub(super) fn reserve(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Opens the port for the first time.
+pub(super) fn open(address: SocketAddr) -> io::Result<TcpListener> {
+    reserve(address)?.listen(BACKLOG_CONNECTIONS)
+}
+
+/// Accepts while the link is up; ends only with its task.
+pub(super) async fn accept(
+    device: Device,
+    listener: TcpListener,
+    address: SocketAddr,
+) -> io::Result<()> {
+    let mut link = device.link();
+    let mut connections = JoinSet::new();
+    let mut listener = Some(listener);
+    loop {
+        let now = *link.borrow_and_update();
+        if let (Some(open), false) = (&listener, now.frozen) {
+            if now.listening {
+                tokio::select! {
+                    _ = link.changed() => {}
+                    Some(_) = connections.join_next() => {}
+                    taken = open.accept() => {
+                        if let Ok((stream, _)) = taken {
+                            welcome(&device, stream, &mut connections);
+                        }
+                    }
+                }
+                continue;
+            }
+            listener = None;
+        }
+        if listener.is_some() {
+            let _ = link.changed().await;
+            continue;
+        }
+        let socket = reserve(address)?;
+        while !link.borrow_and_update().listening {
+            let _ = link.changed().await;
+        }
+        listener = Some(socket.listen(BACKLOG_CONNECTIONS)?);
+    }
+}
+
+fn welcome(device: &Device, stream: TcpStream, connections: &mut JoinSet<()>) {
+    let Some(number) = device.change(|state| state.connect(Instant::now())) else {
+        return;
+    };
+    let link = device.link();
+    let generation = link.borrow().generation;
+    let connection = Connection {
+        device: device.clone(),
+        number,
+        generation,
+    };
+    connections.spawn(connection.serve(stream, link));
+}
+
+/// Why a connection is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Over {
+    /// The peer closed, or this side answered its last.
+    Closed,
+    /// This side resets.
+    Reset,
+    /// The link was lost: nobody saw a FIN.
+    Lost,
+}
+
+#[derive(Clone)]
+struct Connection {
+    device: Device,
+    number: u64,
+    generation: u64,
+}
+
+impl Connection {
+    async fn serve(self, stream: TcpStream, link: watch::Receiver<Link>) {
+        let _ = stream.set_nodelay(true);
+        let (reader, mut writer) = stream.into_split();
+        let (replies, waiting) = mpsc::channel(REPLIES_MAX);
+        let over = tokio::select! {
+            over = self.read(reader, replies, link.clone()) => over,
+            over = write(&mut writer, waiting, link.clone()) => over,
+            over = self.ended(link) => over,
+        };
+        if over == Over::Reset {
+            let _ = writer.as_ref().set_zero_linger();
+            // Otherwise dropping it would send a FIN before the RST.
+            writer.forget();
+        }
+        self.device
+            .change(|state| state.disconnect(self.number, over == Over::Lost, Instant::now()));
+    }
+
+    /// Waits until connections of this generation are over.
+    async fn ended(&self, mut link: watch::Receiver<Link>) -> Over {
+        loop {
+            let now = *link.borrow_and_update();
+            if now.generation != self.generation {
+                return match now.ending {
+                    Ending::Fin => Over::Closed,
+                    Ending::Rst => Over::Reset,
+                    Ending::Lost => Over::Lost,
+                };
+            }
+            if link.changed().await.is_err() {
+                return Over::Closed;
+            }
+        }
+    }
+
+    async fn read(
+        &self,
+        mut reader: OwnedReadHalf,
+        replies: mpsc::Sender<Outgoing>,
+        mut link: watch::Receiver<Link>,
+    ) -> Over {
+        let idle_close = self.device.lock().spec.idle_close.0;
+        let mut buffer = Vec::new();
+        let mut bytes = [0; READ_BYTES];
+        let mut freezes = link.borrow().freezes;
+        let mut last = tokio::time::Instant::now();
+        loop {
+            let now = *link.borrow_and_update();
+            if now.frozen {
+                let _ = link.changed().await;
+                continue;
+            }
+            // What a sender has reset was still on its side of the cable, so it never arrives.
+            let frozen_before = std::mem::replace(&mut freezes, now.freezes) != now.freezes;
+            if frozen_before && !matches!(reader.as_ref().take_error(), Ok(None)) {
+                return Over::Closed;
+            }
+            let count = tokio::select! {
+                biased;
+                _ = link.changed() => continue,
+                count = reader.read(&mut bytes) => count,
+                () = sleep_until(last + idle_close), if !idle_close.is_zero() => return Over::Closed,
+            };
+            match count {
+                Ok(count) if count > 0 => buffer.extend_from_slice(&bytes[..count]),
+                _ => return Over::Closed,
+            }
+            last = tokio::time::Instant::now();
+            if now.black_hole {
+                buffer.clear();
+                continue;
+            }
+            loop {
+                match frame::take(&mut buffer) {
+                    Ok(Some(frame)) => self.answer(frame, &replies),
+                    Ok(None) => break,
+                    Err(frame::NotModbus) => return Over::Closed,
+                }
+            }
+        }
+    }
+
+    /// Decides what becomes of one request, and does it now or lets it happen later.
+    fn answer(&self, frame: Frame, replies: &mpsc::Sender<Outgoing>) {
+        let act = self
+            .device
+            .change(|state| state.arrive(self.number, &frame, Instant::now()));
+        let Some(act) = act else {
+            if let Some(reply) = self.apply(&frame, true) {
+                let _ = replies.try_send(Outgoing::whole(reply));
+            }
+            return;
+        };
+        match act.apply() {
+            Apply::Now => {
+                if let Some(reply) = self.apply(&frame, true) {
+                    send(replies.clone(), act.dress(reply));
+                }
+            }
+            Apply::Never => {
+                let code = if let Act::Exception(code) = act {
+                    code
+                } else {
+                    0
+                };
+                send(replies.clone(), act.dress(frame.exception(code)));
+            }
+            Apply::Later(delay) => {
+                if let Act::Acknowledge(_) = act {
+                    send(
+                        replies.clone(),
+                        Outgoing::whole(frame.exception(frame::ACKNOWLEDGE)),
+                    );
+                    self.clone().later(frame, delay, false, None);
+                } else {
+                    self.clone()
+                        .later(frame, delay, false, Some(replies.clone()));
+                }
+            }
+            Apply::Held(delay) => self
+                .clone()
+                .later(frame, delay, true, Some(replies.clone())),
+        }
+    }
+
+    fn later(
+        self,
+        frame: Frame,
+        delay: Duration,
+        only_if_open: bool,
+        replies: Option<mpsc::Sender<Outgoing>>,
+    ) {
+        tokio::spawn(async move {
+            sleep(delay).await;
+            if only_if_open && replies.as_ref().is_some_and(mpsc::Sender::is_closed) {
+                return;
+            }
+            let reply = self.apply(&frame, only_if_open);
+            if let (Some(reply), Some(replies)) = (reply, replies) {
+                let _ = replies.try_send(Outgoing::whole(reply));
+            }
+        });
+    }
+
+    /// Carries the request out; `None`: its connection ended before, so nothing happened.
+    fn apply(&self, frame: &Frame, only_if_open: bool) -> Option<Vec<u8>> {
+        let link = self.device.link();
+        self.device.change(|state| {
+            if only_if_open && link.borrow().generation != self.generation {
+                return None;
+            }
+            if frame.unit != state.spec.unit {
+                return Some(frame.exception(frame::TARGET_FAILED));
+            }
+            Some(
+                match state.execute(self.number, &frame.pdu, Instant::now()) {
+                    Ok(pdu) => frame.reply(&pdu),
+                    Err(code) => frame.exception(code),
+                },
+            )
+        })
+    }
+}
+
+/// Hands a reply to the writer; one whose first part comes later does not keep others back (F001).
+fn send(replies: mpsc::Sender<Outgoing>, mut outgoing: Outgoing) {
+    match outgoing.parts.first_mut() {
+        Some((delay, _)) if !delay.is_zero() => {
+            let delay = std::mem::take(delay);
+            tokio::spawn(async move {
+                sleep(delay).await;
+                let _ = replies.try_send(outgoing);
+            });
+        }
+        _ => {
+            let _ = replies.try_send(outgoing);
+        }
+    }
+}
+
+async fn write(
+    writer: &mut OwnedWriteHalf,
+    mut waiting: mpsc::Receiver<Outgoing>,
+    mut link: watch::Receiver<Link>,
+) -> Over {
+    while let Some(outgoing) = waiting.recv().await {
+        for (pause, bytes) in outgoing.parts {
+            sleep(pause).await;
+            while link.borrow_and_update().frozen {
+                let _ = link.changed().await;
+            }
+            if link.borrow().black_hole {
+                continue;
+            }
+            if writer.write_all(&bytes).await.is_err() {
+                return Over::Closed;
+            }
+        }
+        match outgoing.end {
+            End::Open => {}
+            End::Fin => return Over::Closed,
+            End::Rst => return Over::Reset,
+        }
+    }
+    Over::Closed
+}

@@ -1,0 +1,491 @@
+//! Owns: what a simulated PLC is, and its TOML file.
+//! May call: core's addresses and word order; this room.
+//! Never: open a socket, or repair a file that is wrong.
+
+use super::fault::Fault;
+use crate::core::spec::{ModbusArea, WordOrder};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+/// Registers (or bits) in each Modbus table.
+pub const TABLE_ITEMS: usize = 65_536;
+/// Most connections at once when the file names no number of slots.
+const SLOTS_DEFAULT: usize = 64;
+
+/// One simulated PLC. Every field has a default, so tests name only what they need.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SimulatorSpec {
+    /// Where it listens; port 0 takes any free one.
+    pub listen: SocketAddr,
+    /// The unit id it answers to; others get exception 0B.
+    pub unit: u8,
+    /// Connections it can hold; one more is accepted and closed at once (F141).
+    pub slots: usize,
+    /// How long the slot of a connection that was lost without a FIN stays taken.
+    pub slot_timeout: Span,
+    /// A connection without a request for this long is closed with FIN (F081); zero: never.
+    pub idle_close: Span,
+    /// More registers in one read are answered with exception 02 (F049).
+    pub read_registers_max: u16,
+    /// Initial values.
+    pub registers: Registers,
+    /// Addresses that do not exist: reading or writing one is exception 02.
+    #[serde(rename = "hole")]
+    pub holes: Vec<Hole>,
+    /// Where identity, configuration version, mode and interlocks stand.
+    pub points: Points,
+    /// The idempotency mailbox's program, if the PLC has one.
+    pub mailbox: Option<MailboxProgram>,
+    /// Registers in which the PLC reports the last request id that it finished.
+    pub done: Option<DoneProgram>,
+    /// Registers that count by themselves.
+    #[serde(rename = "counter")]
+    pub counters: Vec<Counter>,
+    /// Coils that make something happen when they are written.
+    #[serde(rename = "rule")]
+    pub rules: Vec<Rule>,
+    /// Faults that wait for their requests from the start.
+    #[serde(rename = "fault")]
+    pub faults: Vec<Fault>,
+}
+
+impl Default for SimulatorSpec {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            unit: 1,
+            slots: SLOTS_DEFAULT,
+            slot_timeout: Span::ZERO,
+            idle_close: Span::ZERO,
+            read_registers_max: 125,
+            registers: Registers::default(),
+            holes: Vec::new(),
+            points: Points::default(),
+            mailbox: None,
+            done: None,
+            counters: Vec::new(),
+            rules: Vec::new(),
+            faults: Vec::new(),
+        }
+    }
+}
+
+/// Why a file describes no simulated PLC.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidSpec {
+    /// TOML or a value in it, with line and column.
+    #[error("{0}")]
+    Toml(#[from] toml::de::Error),
+    /// Values that do not fit together.
+    #[error("{0}")]
+    Value(String),
+}
+
+impl SimulatorSpec {
+    /// Reads the file format that `config/sim/press-1.toml` documents.
+    ///
+    /// # Errors
+    /// What was found, where, and what was expected.
+    pub fn from_toml(text: &str) -> Result<Self, InvalidSpec> {
+        let spec: Self = toml::from_str(text)?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// Whether the values fit together.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn check(&self) -> Result<(), InvalidSpec> {
+        let wrong = |text: String| Err(InvalidSpec::Value(text));
+        if self.slots == 0 {
+            return wrong("slots: found 0, expected at least 1".into());
+        }
+        let words = self.word_places();
+        if let Some((key, place, _)) = words.iter().find(|(_, place, _)| place.area.is_bits()) {
+            return wrong(format!("{key}: found {place}, expected holding or input"));
+        }
+        for (key, place, items) in words {
+            if usize::from(place.offset) + items > TABLE_ITEMS {
+                return wrong(format!("{key}: {place} and {items} words end after 65535"));
+            }
+        }
+        if let Some(mailbox) = &self.mailbox {
+            let (a, b) = (mailbox.command, mailbox.status);
+            if a.area != ModbusArea::Holding {
+                return wrong(format!("mailbox.command: found {a}, expected holding"));
+            }
+            let (low, high) = (usize::from(a.offset), usize::from(b.offset));
+            if a.area == b.area && low < high + 33 && high < low + 19 {
+                return wrong(format!(
+                    "mailbox: command {a} (19 words) and status {b} (33 words) overlap; move one"
+                ));
+            }
+            if let Some(zero) = mailbox.opcodes.iter().find(|row| row.opcode == 0) {
+                return wrong(format!(
+                    "mailbox.opcode: {} is the no-op, expected 1 to 65535",
+                    zero.opcode
+                ));
+            }
+        }
+        match self
+            .rules
+            .iter()
+            .find(|rule| rule.when.area != ModbusArea::Coil)
+        {
+            Some(rule) => wrong(format!("rule.when: found {}, expected coil", rule.when)),
+            None => Ok(()),
+        }
+    }
+
+    fn word_places(&self) -> Vec<(&'static str, Place, usize)> {
+        let mut places = Vec::new();
+        if let Some(mailbox) = &self.mailbox {
+            places.push(("mailbox.command", mailbox.command, 19));
+            places.push(("mailbox.status", mailbox.status, 33));
+            for row in &mailbox.opcodes {
+                places.extend(
+                    row.add
+                        .iter()
+                        .map(|step| ("mailbox.opcode.add.at", step.at, 1)),
+                );
+                places.extend(
+                    row.set
+                        .iter()
+                        .map(|step| ("mailbox.opcode.set.at", step.at, 1)),
+                );
+            }
+        }
+        if let Some(done) = &self.done {
+            places.push(("done.request_id", done.request_id, 2));
+            places.push(("done.id", done.id, 2));
+            places.extend(done.result.map(|place| ("done.result", place, 1)));
+        }
+        places.extend(
+            self.counters
+                .iter()
+                .map(|counter| ("counter.at", counter.at, 1)),
+        );
+        for rule in &self.rules {
+            places.extend(rule.add.iter().map(|step| ("rule.add.at", step.at, 1)));
+        }
+        places
+    }
+}
+
+/// `area:offset`, zero-based.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Place {
+    /// The table.
+    pub area: ModbusArea,
+    /// 0 to 65535.
+    pub offset: u16,
+}
+
+impl Place {
+    /// A holding register.
+    #[must_use]
+    pub fn holding(offset: u16) -> Self {
+        Self {
+            area: ModbusArea::Holding,
+            offset,
+        }
+    }
+    /// A coil.
+    #[must_use]
+    pub fn coil(offset: u16) -> Self {
+        Self {
+            area: ModbusArea::Coil,
+            offset,
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.area.name(), self.offset)
+    }
+}
+
+impl TryFrom<String> for Place {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        let expected = "expected coil:N, discrete:N, input:N or holding:N with N from 0 to 65535";
+        let wrong = || format!("found {text:?}, {expected}");
+        let (area, offset) = text.split_once(':').ok_or_else(wrong)?;
+        let area = match area {
+            "coil" => ModbusArea::Coil,
+            "discrete" => ModbusArea::Discrete,
+            "input" => ModbusArea::Input,
+            "holding" => ModbusArea::Holding,
+            _ => return Err(wrong()),
+        };
+        let offset = offset.parse().map_err(|_| wrong())?;
+        Ok(Self { area, offset })
+    }
+}
+
+/// A duration in the file: `500ms`, `10s`, `2min`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Span(pub Duration);
+
+impl Span {
+    /// None at all.
+    pub const ZERO: Self = Self(Duration::ZERO);
+    /// From milliseconds.
+    #[must_use]
+    pub const fn ms(ms: u64) -> Self {
+        Self(Duration::from_millis(ms))
+    }
+}
+
+impl TryFrom<String> for Span {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        let wrong = || format!("found {text:?}, expected a duration such as \"500ms\" or \"10s\"");
+        let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+        let number: u32 = text[..digits].parse().map_err(|_| wrong())?;
+        let factor_ms = match &text[digits..] {
+            "ms" => 1,
+            "s" => 1_000,
+            "min" => 60_000,
+            _ => return Err(wrong()),
+        };
+        Ok(Self::ms(u64::from(number) * factor_ms))
+    }
+}
+
+/// Which word of a 32-bit value stands first; the same words as in a machine's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Most significant first.
+    #[default]
+    HighFirst,
+    /// Least significant first.
+    LowFirst,
+}
+
+impl From<WordOrder> for Order {
+    fn from(order: WordOrder) -> Self {
+        match order {
+            WordOrder::HighFirst => Self::HighFirst,
+            WordOrder::LowFirst => Self::LowFirst,
+        }
+    }
+}
+
+impl Order {
+    /// The two registers of `value`.
+    #[must_use]
+    pub fn split(self, value: u32) -> [u16; 2] {
+        let [a, b, c, d] = value.to_be_bytes();
+        let (high, low) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        match self {
+            Self::HighFirst => [high, low],
+            Self::LowFirst => [low, high],
+        }
+    }
+    /// The value of two registers.
+    #[must_use]
+    pub fn join(self, first: u16, second: u16) -> u32 {
+        let (high, low) = match self {
+            Self::HighFirst => (first, second),
+            Self::LowFirst => (second, first),
+        };
+        u32::from(high) << 16 | u32::from(low)
+    }
+}
+
+/// Initial values: offset = value, or offset = [values from there on].
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Registers {
+    /// Coils.
+    pub coil: BTreeMap<Offset, Run<bool>>,
+    /// Discrete inputs.
+    pub discrete: BTreeMap<Offset, Run<bool>>,
+    /// Input registers.
+    pub input: BTreeMap<Offset, Run<u16>>,
+    /// Holding registers.
+    pub holding: BTreeMap<Offset, Run<u16>>,
+}
+
+/// A key under `[registers.…]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Offset(pub u16);
+
+impl TryFrom<String> for Offset {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+            .map(Self)
+            .map_err(|_| format!("found key {text:?}, expected an offset from 0 to 65535"))
+    }
+}
+
+/// One value or several.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected one value or a list of values")]
+pub enum Run<T> {
+    /// One.
+    One(T),
+    /// From the offset on.
+    Many(Vec<T>),
+}
+
+impl<T: Clone> Run<T> {
+    /// As a list.
+    #[must_use]
+    pub fn values(&self) -> Vec<T> {
+        match self {
+            Self::One(value) => vec![value.clone()],
+            Self::Many(values) => values.clone(),
+        }
+    }
+}
+
+/// Addresses that do not exist.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hole {
+    /// The first.
+    pub at: Place,
+    /// How many.
+    pub count: u16,
+}
+
+/// Where the PLC keeps what a gateway checks before it commands.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Points {
+    /// Program or device identity.
+    pub identity: Option<Place>,
+    /// Configuration version; also the one that the mailbox compares with.
+    pub config_version: Option<Place>,
+    /// Mode.
+    pub mode: Option<Place>,
+    /// Coils or discrete inputs that must all be set before the mailbox acts.
+    pub interlocks: Vec<Place>,
+}
+
+/// The PLC's side of the mailbox.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MailboxProgram {
+    /// First register of the gateway's block.
+    pub command: Place,
+    /// First register of the PLC's block.
+    pub status: Place,
+    /// For the 32-bit values of both blocks.
+    #[serde(default)]
+    pub word_order: Order,
+    /// Time between two scans; zero: also within every write, so that its effect is there before its reply.
+    #[serde(default = "scan_default")]
+    pub scan: Span,
+    /// What the machine can do; any other opcode is refused with result 5.
+    #[serde(default, rename = "opcode")]
+    pub opcodes: Vec<Opcode>,
+}
+
+fn scan_default() -> Span {
+    Span::ms(10)
+}
+
+/// One thing that the machine can do.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Opcode {
+    /// Its number.
+    pub opcode: u16,
+    /// From acceptance to the effect; zero: in the same scan.
+    #[serde(default)]
+    pub duration: Span,
+    /// 0, or the machine's own failure code (100 and up): then there is no effect.
+    #[serde(default)]
+    pub result: u16,
+    /// Registers that it counts up.
+    #[serde(default)]
+    pub add: Vec<Add>,
+    /// Registers that take a parameter.
+    #[serde(default)]
+    pub set: Vec<Set>,
+}
+
+/// `at += by`, wrapping.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Add {
+    /// The register.
+    pub at: Place,
+    /// By how much.
+    #[serde(default = "one")]
+    pub by: u16,
+}
+
+fn one() -> u16 {
+    1
+}
+
+/// `at = parameter`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Set {
+    /// The register.
+    pub at: Place,
+    /// Which parameter word, counted from 0.
+    pub parameter: usize,
+}
+
+/// A write that covers `request_id` is reported in `id` and `result` when the machine is done.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DoneProgram {
+    /// First of the two registers in which writes carry their request id.
+    pub request_id: Place,
+    /// First of the two registers that hold the last id done.
+    pub id: Place,
+    /// Its result.
+    pub result: Option<Place>,
+    /// For both ids.
+    #[serde(default)]
+    pub word_order: Order,
+    /// From the write to the report.
+    #[serde(default)]
+    pub delay: Span,
+    /// What is reported: 0 is done.
+    #[serde(default)]
+    pub result_code: u16,
+}
+
+/// A register that counts by itself.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counter {
+    /// The register.
+    pub at: Place,
+    /// How often.
+    pub every: Span,
+    /// By how much.
+    #[serde(default = "one")]
+    pub by: u16,
+}
+
+/// Writing 1 to a coil does something each time: a relative action without any idempotency.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// The coil.
+    pub when: Place,
+    /// What counts up.
+    pub add: Vec<Add>,
+    /// The PLC clears the coil again.
+    #[serde(default)]
+    pub clears: bool,
+}
