@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 const MAY_CALL: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("sys", &[]),
-    ("journal", &["core", "sys"]),
-    ("plc", &["core"]),
-    ("sink", &["core"]),
+    ("failpoint", &[]),
+    ("journal", &["core", "sys", "failpoint"]),
+    ("plc", &["core", "failpoint"]),
+    ("sink", &["core", "failpoint"]),
     ("api", &["core"]),
     ("config", &["core"]),
     ("board", &["core"]),
@@ -25,6 +26,7 @@ const MAY_CALL: &[(&str, &[&str])] = &[
         &[
             "core",
             "sys",
+            "failpoint",
             "journal",
             "plc",
             "sink",
@@ -98,8 +100,10 @@ fn source(root: &Path, path: PathBuf) -> Source {
     let inside = path.strip_prefix(root).unwrap();
     let first = inside.components().next().unwrap().as_os_str();
     let room = Path::new(first).with_extension("");
-    let is_tests = path.to_string_lossy().ends_with("_tests.rs")
-        || path.file_name().is_some_and(|name| name == "tests.rs")
+    let name = path.file_stem().unwrap().to_string_lossy();
+    let is_tests = name == "tests"
+        || name.starts_with("tests_")
+        || name.ends_with("_tests")
         || inside.components().any(|part| part.as_os_str() == "tests");
     Source {
         code: if is_tests {
