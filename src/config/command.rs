@@ -135,6 +135,7 @@ fn row<'a>(
     let queueable = queueable(&draft);
     let ttl_ms = ttl(&draft);
     let max_queued = max_queued(&draft);
+    let stop = stop(&draft);
     let (replace, merge_latest) = giving_way(&draft);
     let precondition = precondition(&draft, context);
     let on_restart = {
@@ -176,6 +177,7 @@ fn row<'a>(
         queueable,
         ttl_ms,
         max_queued,
+        stop,
         replace,
         precondition,
         on_restart,
@@ -202,6 +204,22 @@ fn refuse_safety(table: &Table<'_>) {
             Some("remove this command; a gateway can be cut off at any moment".into()),
         );
     }
+}
+
+/// A stop that cannot be delivered is said so at once (POL-03).
+fn stop(draft: &Draft<'_, '_>) -> bool {
+    let Some(node) = draft.table.get("stop") else {
+        return false;
+    };
+    let given = node.boolean();
+    if given == Some(true) && draft.class != Class::ModeChange {
+        node.problem(
+            "stop = true",
+            "only in a command of class mode_change",
+            None,
+        );
+    }
+    draft.cell("stop", given, false)
 }
 
 fn queueable(draft: &Draft<'_, '_>) -> bool {

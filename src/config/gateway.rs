@@ -69,7 +69,7 @@ pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<
         );
     }
     let machines = machines(&root, path, &gateway, &mut others, &mut warnings);
-    let (journal_budget_bytes, keep_events) = journal(&root);
+    let (journal_budget_bytes, keep_events_ms) = journal(&root);
     let (replay_window_ms, replay_retention_ms) = replay(&root, &machines);
     let (machine_rate, total_rate) = recovery(&root);
     let (api_unix, roles) = api(&root);
@@ -85,7 +85,7 @@ pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<
             state_dir,
             machines,
             journal_budget_bytes,
-            keep_events,
+            keep_events_ms,
             replay_window_ms,
             replay_retention_ms,
             recovery_machine_milli_per_s: machine_rate,
@@ -158,12 +158,11 @@ fn journal(root: &Table<'_>) -> (u64, u64) {
     let budget = table.as_ref().and_then(|t| t.get("budget"));
     let budget = budget.and_then(|node| node.size(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX));
     let keep = table.as_ref().and_then(|t| t.get("keep_events"));
-    let keep = keep.and_then(|node| node.integer(0, 100_000_000));
+    let keep = keep.and_then(|node| node.duration(0, 3_650 * DAY_MS));
     if let Some(table) = table {
         table.finish();
     }
-    let keep = keep.and_then(|number| u64::try_from(number).ok());
-    (budget.unwrap_or(512 << 20), keep.unwrap_or(100_000))
+    (budget.unwrap_or(512 << 20), keep.unwrap_or(DAY_MS))
 }
 
 fn replay(root: &Table<'_>, machines: &[MachineSpec]) -> (u64, u64) {

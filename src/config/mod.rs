@@ -28,6 +28,8 @@ use reader::Table;
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
+pub use crate::core::roles::Role;
+
 /// Version of the configuration's shape.
 pub const SCHEMA: i128 = 1;
 
@@ -44,8 +46,8 @@ pub struct GatewayConfig {
     pub machines: Vec<MachineSpec>,
     /// Most bytes of the journal.
     pub journal_budget_bytes: u64,
-    /// Events that every sink has taken and that are kept for reading, at most.
-    pub keep_events: u64,
+    /// How long events that every sink has taken are kept, in milliseconds.
+    pub keep_events_ms: u64,
     /// How long a finished operation answers to its id, in milliseconds (CAP-03).
     pub replay_window_ms: u64,
     /// How long it can be read after that, in milliseconds.
@@ -80,19 +82,6 @@ pub enum Who {
     Uid(u32),
     /// By the name of a group of the system.
     Group(String),
-}
-
-/// What a caller may do; each includes the ones before it (OPS-02).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// Read.
-    Viewer,
-    /// Submit, cancel, verify, approve.
-    Operator,
-    /// Say what happened where it cannot be known.
-    Resolver,
-    /// Everything.
-    Admin,
 }
 
 /// One `[[sink]]`.

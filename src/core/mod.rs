@@ -11,7 +11,7 @@ pub mod event;
 pub mod gateway;
 pub mod ids;
 pub mod intent;
-mod jitter;
+pub mod jitter;
 pub mod lifecycle;
 pub mod machine;
 pub mod mailbox;

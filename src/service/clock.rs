@@ -26,7 +26,11 @@ impl Clock {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let boot_id = BootId::parse(&text)
             .ok_or_else(|| std::io::Error::other(format!("boot_id {text:?} is not a UUID")))?;
-        Ok(Self { boot_id, battery_clock, not_before_us })
+        Ok(Self {
+            boot_id,
+            battery_clock,
+            not_before_us,
+        })
     }
 
     /// One reading of all of them.
@@ -68,7 +72,9 @@ pub(super) mod hooks {
     }
 
     pub(super) fn moved(mut now: Now, not_before_us: i64) -> Now {
-        let Some(text) = file().and_then(|path| std::fs::read_to_string(path).ok()) else { return now };
+        let Some(text) = file().and_then(|path| std::fs::read_to_string(path).ok()) else {
+            return now;
+        };
         for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
             let value = value.trim();
             match key.trim() {

@@ -5,15 +5,18 @@
 use super::clock::Clock;
 use super::machine_task::Errand;
 use super::progress::{BEAT_MS_MAX, Beat};
-use crate::core::gateway::{Act, Alarm, Answer, Effect, Gateway, Input, Output, Refusal, Token};
+use crate::core::gateway::{
+    Act, Alarm, Answer, Effect, Gateway, Input, Output, Refusal, Settings, Token,
+};
 use crate::core::ids::OperationId;
 use crate::core::intent::Request;
 use crate::core::lifecycle::Actor;
 use crate::core::machine::LinkState;
 use crate::core::record::{Operation, Record, Stored};
+use crate::core::spec::MachineSpec;
 use crate::core::time::{Now, Stamp};
 use crate::failpoint;
-use crate::journal::{Capacity, CommitError, Journal, Reader, Retention, Usage};
+use crate::journal::{Capacity, CommitError, Damaged, Journal, Retention, Usage};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +28,8 @@ pub const WAITING_MESSAGES_MAX: usize = 1024;
 const ROUND_MESSAGES_MAX: usize = 256;
 /// Upkeep is done at least every so many commits, however busy the engine is.
 const UPKEEP_COMMITS_MAX: u64 = 200;
+/// A stop waits so long for the exchanges that are under way, in milliseconds.
+const STOP_MS_MAX: u64 = 10_000;
 /// Entries that one slice of upkeep may touch.
 const UPKEEP_ENTRIES_MAX: usize = 64;
 /// Upkeep is looked at so often when nothing happens, in milliseconds.
@@ -44,6 +49,8 @@ pub enum Message {
     Ended(OperationId, oneshot::Sender<()>),
     /// Make a record durable, then say so.
     Keep(Box<Record>, oneshot::Sender<()>),
+    /// The configuration was read again and passed every check.
+    Reconfigure(Vec<Arc<MachineSpec>>, Box<Settings>, oneshot::Sender<()>),
     /// How things stand.
     Snapshot(oneshot::Sender<Snapshot>),
     /// Take nothing new, finish what is under way, close the journal.
@@ -98,11 +105,17 @@ impl Switchboard {
     /// A machine task is there. Its queue is bounded by the core: one job, one gate reading, one probe and
     /// one burn at a time.
     pub fn connect(&self, machine: &str, to: mpsc::UnboundedSender<Errand>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(machine.to_owned(), to);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(machine.to_owned(), to);
     }
     /// It is gone.
     pub fn disconnect(&self, machine: &str) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(machine);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(machine);
     }
     /// Whether the errand was taken.
     pub fn send(&self, machine: &str, errand: Errand) -> bool {
@@ -116,7 +129,7 @@ pub enum Store {
     /// Whole.
     Open(Box<Journal>),
     /// Recovery mode (REC-03).
-    ReadOnly(Reader),
+    ReadOnly(Box<Damaged>),
 }
 
 /// The engine.
@@ -153,7 +166,7 @@ struct Round {
     commits: u64,
     busy: bool,
     upkeep_at: Instant,
-    stop_asked: bool,
+    stop_by: Option<Instant>,
 }
 
 impl Engine {
@@ -170,7 +183,7 @@ impl Engine {
             commits: 0,
             busy: false,
             upkeep_at: Instant::now(),
-            stop_asked: false,
+            stop_by: None,
         };
         let timer = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -181,14 +194,19 @@ impl Engine {
         self.finish(&mut round, vec![first])?;
         loop {
             let wait = self.wait(&round);
-            let message = timer.block_on(async { tokio::time::timeout(wait, self.inbox.recv()).await });
+            let message =
+                timer.block_on(async { tokio::time::timeout(wait, self.inbox.recv()).await });
             let message = match message {
                 Ok(Some(message)) => Some(message),
                 Ok(None) => break,
                 Err(_) => None,
             };
             self.round(&mut round, message)?;
-            if round.stop_asked && self.core.is_quiet() {
+            // What is still under way then is unknown, and the next start says so (REC-02).
+            if round
+                .stop_by
+                .is_some_and(|by| self.core.is_quiet() || Instant::now() >= by)
+            {
                 break;
             }
         }
@@ -200,12 +218,23 @@ impl Engine {
 
     fn wait(&self, round: &Round) -> Duration {
         let now = self.clock.now();
-        let due = self.core.next_due_ns().map(|due| Duration::from_nanos(due.saturating_sub(now.boottime_ns)));
-        let upkeep = if round.busy { Duration::ZERO } else { Duration::from_millis(UPKEEP_MS.min(BEAT_MS_MAX)) };
+        let due = self
+            .core
+            .next_due_ns()
+            .map(|due| Duration::from_nanos(due.saturating_sub(now.boottime_ns)));
+        let upkeep = if round.busy {
+            Duration::ZERO
+        } else {
+            Duration::from_millis(UPKEEP_MS.min(BEAT_MS_MAX))
+        };
         let wait = due.unwrap_or(upkeep).min(upkeep);
         // A clock that a test moves does not wake anybody.
         #[cfg(feature = "test-hooks")]
-        let wait = if super::clock::hooks::file().is_some() { wait.min(Duration::from_millis(10)) } else { wait };
+        let wait = if super::clock::hooks::file().is_some() {
+            wait.min(Duration::from_millis(10))
+        } else {
+            wait
+        };
         wait
     }
 
@@ -224,9 +253,17 @@ impl Engine {
                 outputs.push(output);
             }
             taken += 1;
-            next = if taken < ROUND_MESSAGES_MAX { self.inbox.try_recv().ok() } else { None };
+            next = if taken < ROUND_MESSAGES_MAX {
+                self.inbox.try_recv().ok()
+            } else {
+                None
+            };
         }
-        if self.core.next_due_ns().is_some_and(|due| due <= now.boottime_ns) {
+        if self
+            .core
+            .next_due_ns()
+            .is_some_and(|due| due <= now.boottime_ns)
+        {
             outputs.push(self.core.handle(&now, Input::Tick));
         }
         self.finish(round, outputs)?;
@@ -234,7 +271,9 @@ impl Engine {
     }
 
     fn watch_capacity(&mut self, now: &Now) -> Option<Output> {
-        let Store::Open(journal) = &mut self.store else { return None };
+        let Store::Open(journal) = &mut self.store else {
+            return None;
+        };
         let full = match journal.capacity() {
             Capacity::Ok => None,
             Capacity::Full { why } => Some(why),
@@ -248,19 +287,37 @@ impl Engine {
             Message::Input(input) => self.decide(now, input),
             Message::Submit(request, actor, reply) => {
                 let token = round.token(reply);
-                let input = Input::Submit { request: *request, actor, token };
+                let input = Input::Submit {
+                    request: *request,
+                    actor,
+                    token,
+                };
                 self.decide_for(round, now, input, token)
             }
             Message::Act(id, act, actor, reply) => {
                 let token = round.token(reply);
-                self.decide_for(round, now, Input::Act { id, act, actor, token }, token)
+                self.decide_for(
+                    round,
+                    now,
+                    Input::Act {
+                        id,
+                        act,
+                        actor,
+                        token,
+                    },
+                    token,
+                )
             }
             Message::Look(id, reply) => {
                 let _ = reply.send(self.core.operation(&id).cloned().map(Box::new));
                 None
             }
             Message::Ended(id, reply) => {
-                if self.core.operation(&id).is_some_and(|operation| !operation.state.is_ended()) {
+                if self
+                    .core
+                    .operation(&id)
+                    .is_some_and(|operation| !operation.state.is_ended())
+                {
                     round.ended.entry(id).or_default().push(reply);
                 } else {
                     let _ = reply.send(());
@@ -271,13 +328,17 @@ impl Engine {
                 round.kept.push(reply);
                 self.decide(now, Input::Keep { record: *record })
             }
+            Message::Reconfigure(machines, settings, reply) => {
+                round.kept.push(reply);
+                self.decide(now, Input::Reconfigured { machines, settings })
+            }
             Message::Snapshot(reply) => {
                 let _ = reply.send(self.snapshot(now));
                 None
             }
             Message::Stop => {
                 self.core.stop();
-                round.stop_asked = true;
+                round.stop_by = Some(Instant::now() + Duration::from_millis(STOP_MS_MAX));
                 None
             }
         }
@@ -292,7 +353,13 @@ impl Engine {
         Some(self.core.handle(now, input))
     }
 
-    fn decide_for(&mut self, round: &mut Round, now: &Now, input: Input, token: Token) -> Option<Output> {
+    fn decide_for(
+        &mut self,
+        round: &mut Round,
+        now: &Now,
+        input: Input,
+        token: Token,
+    ) -> Option<Output> {
         // An id that cannot be looked up may be taken: deciding without knowing could repeat an effect.
         if let Err(why) = self.recall(&input) {
             if let Some(reply) = round.waiters.remove(&token) {
@@ -310,7 +377,7 @@ impl Engine {
         }
         let reader = match &self.store {
             Store::Open(journal) => journal.reader(),
-            Store::ReadOnly(reader) => reader.clone(),
+            Store::ReadOnly(damaged) => damaged.reader(),
         };
         for id in missing {
             let stored: Option<Stored> = reader.lookup(&id).map_err(|error| error.to_string())?;
@@ -363,37 +430,66 @@ impl Engine {
                 }
                 return;
             }
-            Effect::Run { machine, operation, attempt, job } => {
+            Effect::Run {
+                machine,
+                operation,
+                attempt,
+                job,
+            } => {
                 failpoint!("engine.before-run");
-                (machine, Errand::Run { operation, attempt, job })
+                (
+                    machine,
+                    Errand::Run {
+                        operation,
+                        attempt,
+                        job,
+                    },
+                )
             }
             Effect::ReadGate { machine } => (machine, Errand::ReadGate),
-            Effect::Probe { machine, operation, probe } => (machine, Errand::Probe { operation, probe }),
+            Effect::Probe {
+                machine,
+                operation,
+                probe,
+            } => (machine, Errand::Probe { operation, probe }),
             Effect::Burn { machine, request } => (machine, Errand::Burn { request }),
         };
         if !self.board.send(&machine, errand) {
-            log::error!("{machine}: no task takes its errands; what was under way stays unknown until a restart");
+            log::error!(
+                "{machine}: no task takes its errands; what was under way stays unknown until a restart"
+            );
         }
     }
 
     fn upkeep(&mut self, round: &mut Round, now: &Now, taken: usize) -> Result<(), EngineError> {
-        let Store::Open(journal) = &mut self.store else { return Ok(()) };
-        let idle = taken == 0 && (round.busy || round.upkeep_at.elapsed() >= Duration::from_millis(UPKEEP_MS));
+        let Store::Open(journal) = &mut self.store else {
+            return Ok(());
+        };
+        let idle = taken == 0
+            && (round.busy || round.upkeep_at.elapsed() >= Duration::from_millis(UPKEEP_MS));
         if idle || round.commits >= UPKEEP_COMMITS_MAX {
             round.commits = 0;
             round.upkeep_at = Instant::now();
-            round.busy = journal.maintain(now, &self.retention, UPKEEP_ENTRIES_MAX)?.busy();
+            round.busy = journal
+                .maintain(now, &self.retention, UPKEEP_ENTRIES_MAX)?
+                .busy();
         }
         Ok(())
     }
 
     fn snapshot(&mut self, now: &Now) -> Snapshot {
         let (usage, full) = match &mut self.store {
-            Store::Open(journal) => (journal.usage(), self.core.capacity_full().map(str::to_owned)),
+            Store::Open(journal) => (
+                journal.usage(),
+                self.core.capacity_full().map(str::to_owned),
+            ),
             Store::ReadOnly(_) => (Usage::default(), None),
         };
         let machines = self.core.machines().values().map(|machine| {
-            let unknown = machine.unresolved.values().filter_map(|id| self.core.operation(id));
+            let unknown = machine
+                .unresolved
+                .values()
+                .filter_map(|id| self.core.operation(id));
             MachineSnapshot {
                 name: machine.spec.name.clone(),
                 link: machine.link,
@@ -402,7 +498,9 @@ impl Engine {
                 in_flight: machine.in_flight.clone(),
                 queued: machine.waiting.len(),
                 held: machine.held.len(),
-                unknown: unknown.filter(|operation| operation.state.name() == "outcome_unknown").count(),
+                unknown: unknown
+                    .filter(|operation| operation.state.name() == "outcome_unknown")
+                    .count(),
             }
         });
         Snapshot {

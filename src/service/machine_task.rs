@@ -93,13 +93,19 @@ impl Shared {
     /// Counters by name.
     #[must_use]
     pub fn counters(&self) -> Vec<(String, u64)> {
-        self.counters.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.counters
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// What the device refuses to be polled for.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        self.notes.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.notes
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// The tags as they stand; what was not read in time is stale, and never a zero (EVT-06).
@@ -116,7 +122,11 @@ impl Shared {
             let (quality, reason) = match seen {
                 None => (Quality::Bad, Some("not read yet".to_owned())),
                 Some(seen) if seen.quality == Quality::Good && late(seen) => {
-                    let why = if connected { "not read in its cycle" } else { "not connected" };
+                    let why = if connected {
+                        "not read in its cycle"
+                    } else {
+                        "not connected"
+                    };
                     (Quality::Stale, Some(why.to_owned()))
                 }
                 Some(seen) => (seen.quality, seen.reason.clone()),
@@ -134,11 +144,23 @@ impl Shared {
     }
 
     fn keep(&self, index: usize, reading: &Reading) {
-        let mut readings = self.readings.write().unwrap_or_else(PoisonError::into_inner);
+        let mut readings = self
+            .readings
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
         let last = readings.get(&index).and_then(|seen| seen.value.clone());
         // A device that is only busy has not changed its mind about the last good value.
-        let value = if reading.quality == Quality::Stale { last } else { reading.value.clone() };
-        let seen = Seen { value, quality: reading.quality, reason: reading.reason.clone(), at: reading.at };
+        let value = if reading.quality == Quality::Stale {
+            last
+        } else {
+            reading.value.clone()
+        };
+        let seen = Seen {
+            value,
+            quality: reading.quality,
+            reason: reading.reason.clone(),
+            at: reading.at,
+        };
         readings.insert(index, seen);
     }
 }
@@ -180,7 +202,8 @@ impl MachineTask {
         beat: Beat,
     ) -> Self {
         let spec = Arc::clone(&shared.spec);
-        let seed = crate::core::jitter::Jitter::new(clock.now().boottime_ns ^ spec.name.len() as u64);
+        let seed =
+            crate::core::jitter::Jitter::new(clock.now().boottime_ns ^ spec.name.len() as u64);
         Self {
             link: Link::new(&spec, clock.reader()),
             plan: PollPlan::new(&spec),
@@ -203,7 +226,11 @@ impl MachineTask {
     /// Runs until told to stop.
     pub async fn run(mut self) {
         while !*self.stop.borrow() {
-            self.tell(Input::Link { machine: self.spec.name.clone(), change: LinkChange::Connecting }).await;
+            self.tell(Input::Link {
+                machine: self.spec.name.clone(),
+                change: LinkChange::Connecting,
+            })
+            .await;
             let left = match self.link.connect().await {
                 Ok(()) => self.connected().await,
                 Err(error) => Left::Lost(error.to_string()),
@@ -225,7 +252,11 @@ impl MachineTask {
         log::info!("{}: connected", self.spec.name);
         self.shared.connected.send_replace(true);
         self.gate_at_ns = self.clock.now().boottime_ns;
-        self.tell(Input::Link { machine: self.spec.name.clone(), change: LinkChange::Up }).await;
+        self.tell(Input::Link {
+            machine: self.spec.name.clone(),
+            change: LinkChange::Up,
+        })
+        .await;
         loop {
             self.beat.at(self.clock.now().boottime_ns);
             // Commands first: an errand that waits goes before any poll (SEND-07).
@@ -240,7 +271,10 @@ impl MachineTask {
                 return Left::Stopped;
             }
             if !self.link.is_connected() {
-                return Left::Lost("the connection was dropped after a reply that did not come or did not fit".into());
+                return Left::Lost(
+                    "the connection was dropped after a reply that did not come or did not fit"
+                        .into(),
+                );
             }
         }
     }
@@ -248,7 +282,11 @@ impl MachineTask {
     /// Waits for an errand, the next poll, or a stop.
     async fn idle(&mut self) -> Option<Errand> {
         let now = self.clock.now().boottime_ns;
-        let due = self.plan.next_due_ns().unwrap_or(u64::MAX).min(self.gate_due_ns());
+        let due = self
+            .plan
+            .next_due_ns()
+            .unwrap_or(u64::MAX)
+            .min(self.gate_due_ns());
         let wait = due.saturating_sub(now).min(BEAT_MS_MAX * NS_PER_MS);
         tokio::select! {
             biased;
@@ -300,7 +338,9 @@ impl MachineTask {
                 if self.observed.get(&index) == Some(&seen) {
                     return;
                 }
-                let Some(source) = self.spec.events.get(index) else { return };
+                let Some(source) = self.spec.events.get(index) else {
+                    return;
+                };
                 let input = Input::Observed {
                     machine: self.spec.name.clone(),
                     event_type: source.event_type.clone(),
@@ -315,24 +355,47 @@ impl MachineTask {
     }
 
     async fn read_gate(&mut self) {
-        let reading = self.link.read_gate().await.map_err(|error| error.to_string());
+        let reading = self
+            .link
+            .read_gate()
+            .await
+            .map_err(|error| error.to_string());
         self.gate_at_ns = self.clock.now().boottime_ns;
-        self.tell(Input::Gate { machine: self.spec.name.clone(), reading }).await;
+        self.tell(Input::Gate {
+            machine: self.spec.name.clone(),
+            reading,
+        })
+        .await;
     }
 
     async fn errand(&mut self, errand: Errand) {
         let machine = self.spec.name.clone();
         match errand {
-            Errand::Run { operation, attempt, job } => {
+            Errand::Run {
+                operation,
+                attempt,
+                job,
+            } => {
                 failpoint!("link.before-first-byte");
                 let exchange = self.link.run(&job).await;
                 failpoint!("link.after-reply");
-                self.tell(Input::Exchanged { machine, operation, attempt, exchange }).await;
+                self.tell(Input::Exchanged {
+                    machine,
+                    operation,
+                    attempt,
+                    exchange,
+                })
+                .await;
             }
             Errand::ReadGate => self.read_gate().await,
             Errand::Probe { operation, probe } => {
                 let answer = self.link.probe(&probe).await;
-                self.tell(Input::Probed { machine, operation, answer }).await;
+                self.tell(Input::Probed {
+                    machine,
+                    operation,
+                    answer,
+                })
+                .await;
             }
             Errand::Burn { request } => {
                 let exchange = self.link.run(&Job::Mailbox(request)).await;
@@ -358,8 +421,14 @@ impl MachineTask {
         self.link.disconnect(reason);
         self.observed.clear();
         self.show_counters();
-        let change = LinkChange::Down { reason: reason.to_owned() };
-        self.tell(Input::Link { machine: self.spec.name.clone(), change }).await;
+        let change = LinkChange::Down {
+            reason: reason.to_owned(),
+        };
+        self.tell(Input::Link {
+            machine: self.spec.name.clone(),
+            change,
+        })
+        .await;
         while let Ok(errand) = self.errands.try_recv() {
             self.refuse(errand, reason).await;
         }
@@ -368,7 +437,9 @@ impl MachineTask {
     async fn refuse(&mut self, errand: Errand, reason: &str) {
         let machine = self.spec.name.clone();
         let not_sent = || Exchange {
-            outcome: Outcome::NotSent { why: format!("not connected: {reason}") },
+            outcome: Outcome::NotSent {
+                why: format!("not connected: {reason}"),
+            },
             bytes_sent: 0,
             bytes_total: 0,
             request_ident: String::new(),
@@ -377,15 +448,30 @@ impl MachineTask {
             reply: Vec::new(),
         };
         let input = match errand {
-            Errand::Run { operation, attempt, .. } => {
-                Input::Exchanged { machine, operation, attempt, exchange: not_sent() }
-            }
-            Errand::ReadGate => Input::Gate { machine, reading: Err(format!("not connected: {reason}")) },
+            Errand::Run {
+                operation, attempt, ..
+            } => Input::Exchanged {
+                machine,
+                operation,
+                attempt,
+                exchange: not_sent(),
+            },
+            Errand::ReadGate => Input::Gate {
+                machine,
+                reading: Err(format!("not connected: {reason}")),
+            },
             Errand::Probe { operation, .. } => {
                 let answer = ProbeAnswer::Failed(format!("not connected: {reason}"));
-                Input::Probed { machine, operation, answer }
+                Input::Probed {
+                    machine,
+                    operation,
+                    answer,
+                }
             }
-            Errand::Burn { .. } => Input::Burned { machine, exchange: not_sent() },
+            Errand::Burn { .. } => Input::Burned {
+                machine,
+                exchange: not_sent(),
+            },
             Errand::Read { reply, .. } => {
                 let _ = reply.send(Err(format!("not connected: {reason}")));
                 return;
@@ -397,7 +483,10 @@ impl MachineTask {
     /// Waits before the next connection: doubled, full jitter. Whether to stop.
     async fn pause(&mut self) -> bool {
         let LinkSpec::ModbusTcp(modbus) = &self.spec.link;
-        let most = modbus.reconnect_ms_min.saturating_mul(1 << self.failures.min(16)).min(modbus.reconnect_ms_max);
+        let most = modbus
+            .reconnect_ms_min
+            .saturating_mul(1 << self.failures.min(16))
+            .min(modbus.reconnect_ms_max);
         self.failures = self.failures.saturating_add(1);
         let least = modbus.reconnect_ms_min / 2;
         let wait_ms = least + self.seed.below(most.saturating_sub(least).max(1));
@@ -425,11 +514,19 @@ impl MachineTask {
         let mut counters = self.link.counters();
         counters.push(("polls".into(), self.polls));
         counters.push(("polls_skipped".into(), self.polls_skipped));
-        *self.shared.counters.write().unwrap_or_else(PoisonError::into_inner) = counters;
-        *self.shared.notes.write().unwrap_or_else(PoisonError::into_inner) = self.plan.notes();
+        *self
+            .shared
+            .counters
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = counters;
+        *self
+            .shared
+            .notes
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = self.plan.notes();
     }
 
-    async fn tell(&self, input: Input) {
+    async fn tell(&mut self, input: Input) {
         // The engine is gone only when the process is ending.
         let _ = self.engine.send(Message::Input(input)).await;
     }
@@ -437,9 +534,14 @@ impl MachineTask {
 
 fn read_failure(outcome: &Outcome) -> String {
     match outcome {
-        Outcome::NotSent { why } | Outcome::PartlySent { why } | Outcome::SentNoReply { why } => why.clone(),
+        Outcome::NotSent { why } | Outcome::PartlySent { why } | Outcome::SentNoReply { why } => {
+            why.clone()
+        }
         Outcome::DeviceRefused(code) | Outcome::DeviceBusy(code) | Outcome::DeviceUnclear(code) => {
-            format!("the device answers {} {:#04x} ({})", code.family, code.code, code.meaning)
+            format!(
+                "the device answers {} {:#04x} ({})",
+                code.family, code.code, code.meaning
+            )
         }
         Outcome::DeviceAccepted | Outcome::DeviceReplied(_) => "the reply carries no values".into(),
     }

@@ -41,7 +41,10 @@ impl Progress {
 
     /// A part that ended on purpose.
     pub fn forget(&self, name: &str) {
-        self.parts.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.parts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(name);
     }
 
     /// Who does not move.
@@ -50,9 +53,14 @@ impl Progress {
         let parts = self.parts.read().unwrap_or_else(PoisonError::into_inner);
         let stuck: Vec<String> = parts
             .iter()
-            .filter(|(_, at)| boottime_ns.saturating_sub(at.load(Relaxed)) > STUCK_MS_MAX * 1_000_000)
+            .filter(|(_, at)| {
+                boottime_ns.saturating_sub(at.load(Relaxed)) > STUCK_MS_MAX * 1_000_000
+            })
             .map(|(name, _)| name.clone())
             .collect();
-        Health { ready: stuck.is_empty() && !parts.is_empty(), stuck }
+        Health {
+            ready: stuck.is_empty() && !parts.is_empty(),
+            stuck,
+        }
     }
 }
