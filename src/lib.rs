@@ -3,6 +3,7 @@
 pub mod api;
 pub mod board;
 pub mod config;
+pub mod cli;
 pub mod core;
 pub mod journal;
 pub mod plc;
