@@ -2,23 +2,19 @@
 //! May call: everything, once.
 //! Never: decide anything.
 
+mod local;
+
 use clap::Parser as _;
-use holdfast::cli::exit::Exit;
 use holdfast::cli::{Cli, Local, dispatch};
 use std::process::ExitCode;
 
-fn absent(name: &str) -> Exit {
-    eprintln!("holdfast: {name}: not built in this branch");
-    Exit::Usage
-}
-
 fn main() -> ExitCode {
     let local = Local {
-        run: |_| absent("run"),
-        check: |_| absent("check"),
-        demo: |_, _| absent("demo"),
-        sim: |_, _| absent("sim"),
-        journal: |_, _| absent("journal"),
+        run: local::run::run,
+        check: local::check::check,
+        demo: local::demo::demo,
+        sim: local::run::sim,
+        journal: local::journal::journal,
     };
     dispatch(Cli::parse(), local).into()
 }
