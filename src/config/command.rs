@@ -362,7 +362,13 @@ fn interlocks(draft: &Draft<'_, '_>, context: &Context<'_>) -> Vec<String> {
     {
         draft.lax(node, "every interlock of [gate]");
     }
-    draft.cell("interlocks", given, all)
+    // A reading changes nothing, so nothing need hold for it.
+    let default = if draft.class.has_side_effect() {
+        all
+    } else {
+        Vec::new()
+    };
+    draft.cell("interlocks", given, default)
 }
 
 fn args(table: &Table<'_>) -> Vec<ArgSpec> {
