@@ -2,6 +2,7 @@
 //! May call: board, core types.
 //! Never: open a device, the journal or a socket; hand out a configuration with a known problem.
 
+mod action;
 mod board_file;
 mod check;
 mod command;
@@ -12,8 +13,9 @@ mod problem;
 mod reader;
 mod render;
 
+pub use action::{WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
 pub use check::MANUAL_RETRY_MS;
-pub use command::{MAX_QUEUED_MAX, WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
+pub use command::MAX_QUEUED_MAX;
 pub use gateway::{JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, MACHINES_MAX};
 pub use machine::{ENTRIES_MAX, LINK_MS_MAX, POLL_MS_MIN, READ_REGISTERS_MAX};
 pub use point::NAME_CHARS_MAX;

@@ -34,7 +34,7 @@ pub fn render_policy(machines: &[MachineSpec]) -> String {
     line(
         &mut out,
         "",
-        "[row] stated in the machine's file, [class] default of the class",
+        "row: stated in the machine's file; class: default of the class",
     );
     out
 }
@@ -110,10 +110,12 @@ fn command(out: &mut String, row: &Row) {
             .into(),
         ),
     ];
+    let widths = [(15, 14), (18, 13)];
     for pair in cells.chunks(2) {
-        let mut text = "   ".to_owned();
-        for (key, value) in pair {
-            let _ = write!(text, " {key:<18} {value:<14} {:<8}", origin(row, key));
+        let mut text = "  ".to_owned();
+        for ((key, value), (key_width, value_width)) in pair.iter().zip(widths) {
+            let from = origin(row, key);
+            let _ = write!(text, "  {key:<key_width$} {value:<value_width$} {from:<5}");
         }
         out.push_str(text.trim_end());
         out.push('\n');
@@ -125,7 +127,7 @@ fn command(out: &mut String, row: &Row) {
     line(
         out,
         "    ",
-        &format!("interlocks {interlocks} {}", origin(row, "interlocks")),
+        &format!("interlocks: {interlocks} ({})", origin(row, "interlocks")),
     );
     for arg in &row.args {
         line(out, "    ", &format!("arg {}", argument(arg)));
@@ -137,8 +139,8 @@ fn command(out: &mut String, row: &Row) {
 
 fn origin(row: &Row, key: &str) -> &'static str {
     match row.origins.get(key) {
-        Some(Origin::Row) => "[row]",
-        Some(Origin::ClassDefault) | None => "[class]",
+        Some(Origin::Row) => "row",
+        Some(Origin::ClassDefault) | None => "class",
     }
 }
 
