@@ -64,10 +64,8 @@ pub fn kill_point(name: &str) {
     });
     let Some((point, n)) = wanted else { return };
     if point == name && PASSES.fetch_add(1, Ordering::SeqCst) + 1 == *n {
-        let _ = rustix::process::kill_process(
-            rustix::process::getpid(),
-            rustix::process::Signal::KILL,
-        );
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         // The signal is delivered at the latest when this thread next enters the kernel.
         loop {
             std::thread::park();

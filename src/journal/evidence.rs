@@ -104,10 +104,17 @@ impl Evidence {
         let mut base = 0_u64;
         loop {
             let held = window.len();
-            let n = file.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut window)?;
+            let n = file
+                .by_ref()
+                .take(CHUNK_BYTES as u64)
+                .read_to_end(&mut window)?;
             let end = window.len() == held;
             // A frame that may go on behind the window waits for the next round.
-            let safe = if end { n + held } else { window.len().saturating_sub(FRAME_BYTES_MAX) };
+            let safe = if end {
+                n + held
+            } else {
+                window.len().saturating_sub(FRAME_BYTES_MAX)
+            };
             let mut at = 0;
             while let Some(found) = find_magic(&window[at..]) {
                 let place = at + found;
@@ -118,7 +125,11 @@ impl Evidence {
                 match frame::decode(&window[place..]) {
                     Ok((head, body)) => {
                         let offset = base + (place + frame::HEAD_BYTES) as u64;
-                        let here = At { file: index, offset, len: head.len };
+                        let here = At {
+                            file: index,
+                            offset,
+                            len: head.len,
+                        };
                         at = place + frame::HEAD_BYTES + body.len();
                         let body = body.to_vec();
                         self.found(head, here, &body, &mut parts);
@@ -142,7 +153,9 @@ impl Evidence {
         }
         let key = |part| (head.kind, head.no, head.chain, part);
         parts.insert(key(head.part), here);
-        let all: Option<Vec<At>> = (0..head.parts).map(|part| parts.get(&key(part)).copied()).collect();
+        let all: Option<Vec<At>> = (0..head.parts)
+            .map(|part| parts.get(&key(part)).copied())
+            .collect();
         if let Some(all) = all
             && let Ok(body) = self.body(&all)
         {
@@ -166,7 +179,12 @@ impl Evidence {
                 if let Some(id) = id {
                     // A tombstone has the commit number of what it replaced.
                     let rank = head.no * 2 + u64::from(head.kind == Kind::Tombstone);
-                    newer(&mut self.operations, id, rank, OperationAt::Value(head, parts));
+                    newer(
+                        &mut self.operations,
+                        id,
+                        rank,
+                        OperationAt::Value(head, parts),
+                    );
                 }
             }
             Kind::Machine => {
@@ -188,7 +206,11 @@ impl Evidence {
             Kind::Meta => {
                 if let Ok(meta) = postcard::from_bytes::<Meta>(body)
                     && (meta.epoch, meta.trimmed_through, meta.derived_through)
-                        >= (self.meta.epoch, self.meta.trimmed_through, self.meta.derived_through)
+                        >= (
+                            self.meta.epoch,
+                            self.meta.trimmed_through,
+                            self.meta.derived_through,
+                        )
                 {
                     self.last_epoch = self.last_epoch.max(meta.epoch);
                     self.meta = meta;
@@ -219,14 +241,22 @@ impl Evidence {
     /// Derives the rest from the blocks that were chosen.
     fn settle(&mut self) {
         for no in self.blocks.keys().copied().collect::<Vec<_>>() {
-            let Ok(Some(block)) = self.block(no) else { continue };
+            let Ok(Some(block)) = self.block(no) else {
+                continue;
+            };
             let bytes = self.blocks.get(&no).map_or(0, |b| u64::from(b.head.len));
             self.strides.add(no, u64::from(events_in(&block)), bytes);
             for record in block.records {
                 match record {
                     Record::Operation(operation) => {
-                        self.order.insert((operation.submitted, operation.id.clone()), ());
-                        newer(&mut self.operations, operation.id, no * 2, OperationAt::Block(no));
+                        self.order
+                            .insert((operation.submitted, operation.id.clone()), ());
+                        newer(
+                            &mut self.operations,
+                            operation.id,
+                            no * 2,
+                            OperationAt::Block(no),
+                        );
                     }
                     Record::Machine(m) => newer_ordered(&mut self.machines, m.name.clone(), no, m),
                     Record::Cursor(c) => newer_ordered(&mut self.cursors, c.sink.clone(), no, c),
@@ -242,7 +272,8 @@ impl Evidence {
             }
         }
         let last = self.blocks.keys().next_back().copied().unwrap_or(0);
-        self.durable.send_replace(CommitNo(last.max(self.meta.trimmed_through)));
+        self.durable
+            .send_replace(CommitNo(last.max(self.meta.trimmed_through)));
     }
 
     fn body(&self, parts: &[At]) -> Result<Vec<u8>, StoreError> {
@@ -263,7 +294,10 @@ impl Evidence {
     }
     /// First and last block that are proven.
     pub(super) fn bounds(&self) -> Option<(u64, u64)> {
-        Some((*self.blocks.keys().next()?, *self.blocks.keys().next_back()?))
+        Some((
+            *self.blocks.keys().next()?,
+            *self.blocks.keys().next_back()?,
+        ))
     }
     /// Commits that were acknowledged by `high_water` or lie between proven ones, and are not there.
     pub(super) fn missing(&self, high_water: u64) -> Vec<(u64, u64)> {
@@ -281,7 +315,9 @@ impl Evidence {
         gaps
     }
     pub(super) fn block(&self, no: u64) -> Result<Option<Block>, StoreError> {
-        let Some(at) = self.blocks.get(&no) else { return Ok(None) };
+        let Some(at) = self.blocks.get(&no) else {
+            return Ok(None);
+        };
         let body = self.body(&at.parts)?;
         parse(&no_key(no), &body).map(Some)
     }
@@ -290,7 +326,8 @@ impl Evidence {
     }
     pub(super) fn next_block(&self, after: u64) -> Result<Option<(Head, Vec<u8>)>, StoreError> {
         let next = self.blocks.range(after.saturating_add(1)..).next();
-        next.map(|(_, at)| Ok((at.head, self.body(&at.parts)?))).transpose()
+        next.map(|(_, at)| Ok((at.head, self.body(&at.parts)?)))
+            .transpose()
     }
     pub(super) fn behind(&self, no: u64) -> (u64, u64, u64) {
         self.strides.behind(no)
@@ -322,11 +359,15 @@ impl Evidence {
     }
     pub(super) fn dead_letters(&self, sink: &str, limit: usize) -> Vec<DeadLetter> {
         let all = self.dead.iter().filter(|((s, _), _)| s == sink);
-        all.filter_map(|(_, (_, letter))| letter.clone()).take(limit).collect()
+        all.filter_map(|(_, (_, letter))| letter.clone())
+            .take(limit)
+            .collect()
     }
     /// Every dead letter that waits, with its commit.
     pub(super) fn all_dead_letters(&self) -> impl Iterator<Item = (u64, &DeadLetter)> {
-        self.dead.values().filter_map(|(no, letter)| Some((*no, letter.as_ref()?)))
+        self.dead
+            .values()
+            .filter_map(|(no, letter)| Some((*no, letter.as_ref()?)))
     }
 }
 

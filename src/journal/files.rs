@@ -150,7 +150,10 @@ impl HighWaterFile {
         if file.metadata()?.len() < SLOT_STRIDE_BYTES * 2 {
             // Real blocks, so that a later write changes no metadata and needs no room.
             file.write_all_at(&[0; SLOT_BYTES], SLOT_STRIDE_BYTES)?;
-            file.write_all_at(&vec![0; 4096 - SLOT_BYTES], SLOT_STRIDE_BYTES + SLOT_BYTES as u64)?;
+            file.write_all_at(
+                &vec![0; 4096 - SLOT_BYTES],
+                SLOT_STRIDE_BYTES + SLOT_BYTES as u64,
+            )?;
             file.sync_all()?;
         }
         Ok(Self { file, turn })
@@ -179,18 +182,20 @@ fn read_slots(path: &Path) -> io::Result<impl Iterator<Item = (u64, HighWater)>>
     let number = |slot: &[u8], at: usize| -> Option<u64> {
         Some(u64::from_le_bytes(slot.get(at..at + 8)?.try_into().ok()?))
     };
-    Ok([0, SLOT_STRIDE_BYTES as usize].into_iter().filter_map(move |at| {
-        let slot = bytes.get(at..at + SLOT_BYTES)?;
-        let stated = u32::from_le_bytes(slot[SLOT_BYTES - 4..].try_into().ok()?);
-        let whole = slot.starts_with(&SLOT_MAGIC)
-            && crc32fast::hash(&slot[..SLOT_BYTES - 4]) == stated;
-        let mark = HighWater {
-            no: number(slot, 16)?,
-            epoch: number(slot, 24)?,
-            chain: u32::from_le_bytes(slot[32..36].try_into().ok()?),
-        };
-        whole.then_some((number(slot, 8)?, mark))
-    }))
+    Ok([0, SLOT_STRIDE_BYTES as usize]
+        .into_iter()
+        .filter_map(move |at| {
+            let slot = bytes.get(at..at + SLOT_BYTES)?;
+            let stated = u32::from_le_bytes(slot[SLOT_BYTES - 4..].try_into().ok()?);
+            let whole =
+                slot.starts_with(&SLOT_MAGIC) && crc32fast::hash(&slot[..SLOT_BYTES - 4]) == stated;
+            let mark = HighWater {
+                no: number(slot, 16)?,
+                epoch: number(slot, 24)?,
+                chain: u32::from_le_bytes(slot[32..36].try_into().ok()?),
+            };
+            whole.then_some((number(slot, 8)?, mark))
+        }))
 }
 
 /// The newest whole slot; `None` if the file is not there or no slot is whole.
@@ -208,7 +213,10 @@ pub(super) fn write_manifest(dir: &Path, generation: u64) -> io::Result<()> {
         super::frame::FORMAT_VERSION
     );
     let crc = crc32fast::hash(text.as_bytes());
-    write_whole(&dir.join(MANIFEST), format!("{text}crc {crc:08x}\n").as_bytes())
+    write_whole(
+        &dir.join(MANIFEST),
+        format!("{text}crc {crc:08x}\n").as_bytes(),
+    )
 }
 
 /// What the manifest says.
@@ -253,7 +261,14 @@ pub(super) fn generations(dir: &Path) -> Vec<u64> {
         return Vec::new();
     };
     let mut found: Vec<u64> = entries
-        .filter_map(|e| e.ok()?.file_name().to_str()?.strip_prefix("g-")?.parse().ok())
+        .filter_map(|e| {
+            e.ok()?
+                .file_name()
+                .to_str()?
+                .strip_prefix("g-")?
+                .parse()
+                .ok()
+        })
         .collect();
     found.sort_unstable();
     found
@@ -306,7 +321,11 @@ pub(super) fn describe(store: &Path) -> io::Result<String> {
             hasher.update(&buffer[..n]);
             len += n;
         }
-        let name = path.strip_prefix(store).unwrap_or(&path).display().to_string();
+        let name = path
+            .strip_prefix(store)
+            .unwrap_or(&path)
+            .display()
+            .to_string();
         text += &format!("{name} {len} {:08x}\n", hasher.finalize());
     }
     let crc = crc32fast::hash(text.as_bytes());
@@ -419,7 +438,11 @@ mod tests {
     fn the_high_water_survives_the_loss_of_either_slot() {
         let dir = tempfile::tempdir().unwrap();
         let mut file = HighWaterFile::open(dir.path()).unwrap();
-        let mark = |no| HighWater { no, epoch: 3, chain: 9 };
+        let mark = |no| HighWater {
+            no,
+            epoch: 3,
+            chain: 9,
+        };
         file.write(mark(1)).unwrap();
         file.write(mark(2)).unwrap();
         assert_eq!(read_high_water(dir.path()), Some(mark(2)));
@@ -439,7 +462,12 @@ mod tests {
     #[test]
     fn the_lock_decides_and_its_content_only_informs() {
         let dir = tempfile::tempdir().unwrap();
-        for content in ["", "pid 1\n", "garbage \u{0}", &format!("pid {}", std::process::id())] {
+        for content in [
+            "",
+            "pid 1\n",
+            "garbage \u{0}",
+            &format!("pid {}", std::process::id()),
+        ] {
             fs::write(dir.path().join(LOCK), content).unwrap();
             let lock = Lock::take(dir.path()).ok().unwrap();
             let Err(LockFault::Held(who)) = Lock::take(dir.path()) else {

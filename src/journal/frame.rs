@@ -197,7 +197,10 @@ mod tests {
     fn every_flipped_bit_and_every_cut_is_seen() {
         let frame = encode(FACTS, b"some body").unwrap().remove(0);
         let (head, body) = decode(&frame).unwrap();
-        assert_eq!((head.no, head.wall_us, head.events, body), (7, -3, 2, &b"some body"[..]));
+        assert_eq!(
+            (head.no, head.wall_us, head.events, body),
+            (7, -3, 2, &b"some body"[..])
+        );
         for bit in 0..frame.len() * 8 {
             let mut bad = frame.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
@@ -212,7 +215,10 @@ mod tests {
     fn a_large_body_is_cut_into_parts_and_a_larger_one_refused() {
         let body = vec![5; PART_BYTES_MAX * 2 + 1];
         let frames = encode(FACTS, &body).unwrap();
-        let bodies: Vec<u8> = frames.iter().flat_map(|f| decode(f).unwrap().1.to_vec()).collect();
+        let bodies: Vec<u8> = frames
+            .iter()
+            .flat_map(|f| decode(f).unwrap().1.to_vec())
+            .collect();
         assert_eq!((frames.len(), bodies), (3, body));
         assert!(encode(FACTS, &vec![0; BLOCK_BYTES_MAX]).is_some());
         assert!(encode(FACTS, &vec![0; BLOCK_BYTES_MAX + 1]).is_none());

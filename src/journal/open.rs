@@ -2,9 +2,9 @@
 //! May call: files, store, state, salvage.
 //! Never: start an empty journal over an existing one; let the store touch unproven files without a copy.
 
+use super::evidence::Evidence;
 use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault, Manifest};
 use super::frame::{self, FORMAT_VERSION};
-use super::evidence::Evidence;
 use super::salvage::Damaged;
 use super::state::{self, Dirty, Shared, Strides};
 use super::store::{self, Store, StoreError, guarded};
@@ -166,8 +166,14 @@ fn find_generation(dir: &Path) -> Result<u64, Finding> {
     let db = files::generation_dir(dir, generation).join("db");
     match fs::metadata(&db) {
         Ok(meta) if meta.len() > 0 => Ok(generation),
-        Ok(_) => Err(Finding::new("store_empty", format!("{} is empty", db.display()))),
-        Err(e) => Err(Finding::new("store_missing", format!("{}: {e}", db.display()))),
+        Ok(_) => Err(Finding::new(
+            "store_empty",
+            format!("{} is empty", db.display()),
+        )),
+        Err(e) => Err(Finding::new(
+            "store_missing",
+            format!("{}: {e}", db.display()),
+        )),
     }
 }
 
@@ -237,16 +243,29 @@ fn load(dir: &Path, high_water: Option<HighWater>) -> Result<Loaded, Finding> {
     let damage = |code: &'static str| move |e: StoreError| Finding::new(code, e.0);
     let store = Store::open(dir).map_err(damage("store_does_not_open"))?;
     let high_water = high_water.ok_or_else(|| {
-        Finding::new("high_water_lost", "the high-water file is lost: nothing proves that the log is whole")
+        Finding::new(
+            "high_water_lost",
+            "the high-water file is lost: nothing proves that the log is whole",
+        )
     })?;
     if !store.blob_free() {
-        return Err(Finding::new("blob_found", "the store has blob files, which are not synced"));
+        return Err(Finding::new(
+            "blob_found",
+            "the store has blob files, which are not synced",
+        ));
     }
     let meta = state::get_meta(&store)
         .map_err(damage("meta_damaged"))?
-        .ok_or_else(|| Finding::new("meta_missing", "the store does not say how it is to be read"))?;
+        .ok_or_else(|| {
+            Finding::new(
+                "meta_missing",
+                "the store does not say how it is to be read",
+            )
+        })?;
     let mut loaded = Loaded {
-        symbol: store.symbol_is_effective().map_err(damage("store_not_writable"))?,
+        symbol: store
+            .symbol_is_effective()
+            .map_err(damage("store_not_writable"))?,
         store,
         last: meta.trimmed_through,
         chain: meta.trimmed_chain,
@@ -288,13 +307,17 @@ impl Loaded {
                 let expected = self.last + 1;
                 return Err(Finding::new(
                     "log_gap",
-                    format!("commit {} does not follow; expected {expected} of the chain", head.no),
+                    format!(
+                        "commit {} does not follow; expected {expected} of the chain",
+                        head.no
+                    ),
                 ));
             }
             (self.last, self.chain) = (head.no, chain);
             self.highest_wall_us = self.highest_wall_us.max(head.wall_us);
             let bytes = body.len() + frame::HEAD_BYTES * usize::from(head.parts);
-            self.strides.add(head.no, u64::from(head.events), bytes as u64);
+            self.strides
+                .add(head.no, u64::from(head.events), bytes as u64);
             if head.no == high_water.no && chain != high_water.chain {
                 return Err(Finding::new(
                     "chain_differs",
@@ -390,8 +413,10 @@ impl Loaded {
         }
         let replayed = self.dirty.operations.values();
         let open = replayed.filter(|(_, operation)| !operation.state.is_ended());
-        self.open_operations.extend(open.map(|(_, operation)| (**operation).clone()));
-        self.open_operations.sort_by_key(|operation| operation.submitted);
+        self.open_operations
+            .extend(open.map(|(_, operation)| (**operation).clone()));
+        self.open_operations
+            .sort_by_key(|operation| operation.submitted);
         Ok(())
     }
 }
@@ -481,7 +506,9 @@ fn settle_files(dir: &Path, generation: u64) -> Result<(), OpenError> {
     if !dir.join(files::CREATED).exists() {
         files::write_whole(&dir.join(files::CREATED), b"created\n")?;
     }
-    let others = files::generations(dir).into_iter().filter(|g| *g != generation);
+    let others = files::generations(dir)
+        .into_iter()
+        .filter(|g| *g != generation);
     let stale = others.map(|g| files::generation_dir(dir, g));
     let aside: [PathBuf; 2] = [dir.join(files::ASIDE), dir.join("aside.copying")];
     for path in stale.chain(aside).filter(|path| path.exists()) {

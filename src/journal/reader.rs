@@ -2,9 +2,9 @@
 //! May call: state, store, evidence.
 //! Never: change anything; show a commit before it is durable.
 
+use super::evidence::Evidence;
 use super::frame::Head;
 use super::read;
-use super::evidence::Evidence;
 use super::state::{self, Shared};
 use super::store::{self, Store, StoreError, guarded};
 use crate::core::ids::{BootId, CommitNo, EventKey, OperationId};
@@ -115,9 +115,17 @@ impl Reader {
                 return Ok((found, last));
             }
             if let Some(Stored::Operation(operation)) = self.lookup(&id)? {
-                let fits = query.machine.as_ref().is_none_or(|m| *m == operation.intent.machine)
-                    && query.state.as_ref().is_none_or(|s| s == operation.state.name())
-                    && query.since_us.is_none_or(|since| operation.created.wall_us >= since);
+                let fits = query
+                    .machine
+                    .as_ref()
+                    .is_none_or(|m| *m == operation.intent.machine)
+                    && query
+                        .state
+                        .as_ref()
+                        .is_none_or(|s| s == operation.state.name())
+                    && query
+                        .since_us
+                        .is_none_or(|since| operation.created.wall_us >= since);
                 if fits {
                     found.push(*operation);
                 }
@@ -128,7 +136,10 @@ impl Reader {
     }
 
     /// The next operations behind `after`, one more than are looked at.
-    fn candidates(&self, after: Option<CommitNo>) -> Result<BTreeSet<(CommitNo, OperationId)>, ReadError> {
+    fn candidates(
+        &self,
+        after: Option<CommitNo>,
+    ) -> Result<BTreeSet<(CommitNo, OperationId)>, ReadError> {
         let begin = after.map_or(0, |no| no.0.saturating_add(1));
         match &self.0 {
             Source::Live(shared) => Ok(guarded(|| candidates_live(shared, begin))?),
@@ -185,7 +196,9 @@ impl Reader {
         let mut bytes = 0_usize;
         let mut at = after.no.0.saturating_sub(1);
         while found.len() < limit {
-            let Some((head, body)) = self.next_block(at)? else { break };
+            let Some((head, body)) = self.next_block(at)? else {
+                break;
+            };
             at = head.no;
             if head.events == 0 {
                 continue;
@@ -194,7 +207,9 @@ impl Reader {
             let (no, boot) = (block.no, block.at.boot_id);
             for (record, index) in block.records.into_iter().zip(0_u32..) {
                 let position = Position { no, index };
-                let Record::Event(event) = record else { continue };
+                let Record::Event(event) = record else {
+                    continue;
+                };
                 if position <= after {
                     continue;
                 }
@@ -244,7 +259,10 @@ impl Reader {
                     && event.key.source == key.source
                 {
                     if event.key == *key {
-                        return Ok(Place::Here(Position { no: block.no, index }));
+                        return Ok(Place::Here(Position {
+                            no: block.no,
+                            index,
+                        }));
                     }
                     last = Some(event.key.sequence);
                 }
@@ -270,9 +288,10 @@ impl Reader {
             return Ok(Backlog::default());
         };
         let block: Block = store::parse(&super::no_key(head.no), &body)?;
-        let rest = block.records.iter().zip(0_u32..).filter(|(record, index)| {
-            matches!(record, Record::Event(_)) && *index >= first.index
-        });
+        let rest =
+            block.records.iter().zip(0_u32..).filter(|(record, index)| {
+                matches!(record, Record::Event(_)) && *index >= first.index
+            });
         let mut sum = Backlog {
             events: rest.count() as u64,
             bytes: u64::from(head.len),
@@ -362,7 +381,11 @@ fn candidates_live(
         .map(|(_, operation)| (operation.submitted, operation.id.clone()))
         .collect();
     let store = shared.store()?;
-    for entry in store.order.range(super::no_key(begin)..).take(SCAN_OPERATIONS_MAX + 1) {
+    for entry in store
+        .order
+        .range(super::no_key(begin)..)
+        .take(SCAN_OPERATIONS_MAX + 1)
+    {
         let (key, _) = entry?;
         let (no, id) = key.split_at(8);
         let no = u64::from_be_bytes(no.try_into().unwrap_or_default());

@@ -90,13 +90,19 @@ fn judge(dir: &Path, evidence: &Evidence) -> Vec<Finding> {
     let high_water = files::read_high_water(dir);
     let mut findings = Vec::new();
     if high_water.is_none() {
-        findings.push(Finding::new("high_water_lost", "the high-water file is lost"));
+        findings.push(Finding::new(
+            "high_water_lost",
+            "the high-water file is lost",
+        ));
     }
     if !dir.join(files::CREATED).exists() {
         findings.push(Finding::new("marker_lost", "the creation marker is lost"));
     }
     if evidence.is_empty() && high_water.is_some_and(|h| h.no > 0) {
-        findings.push(Finding::new("nothing_proven", "no commit is readable in any file"));
+        findings.push(Finding::new(
+            "nothing_proven",
+            "no commit is readable in any file",
+        ));
     }
     for (from, to) in evidence.missing(high_water.map_or(0, |h| h.no)) {
         findings.push(Finding::new(
@@ -199,7 +205,11 @@ pub fn export(dir: &Path, out: &mut impl Write) -> Result<Report, ToolError> {
     let _lock = stopped(dir)?;
     let evidence = Evidence::scan(dir)?;
     let mut line = |kind: &str, value: serde_json::Value| -> std::io::Result<()> {
-        writeln!(out, "{}", serde_json::json!({ "kind": kind, "value": value }))
+        writeln!(
+            out,
+            "{}",
+            serde_json::json!({ "kind": kind, "value": value })
+        )
     };
     let json = |value: Result<serde_json::Value, serde_json::Error>| {
         value.map_err(|e| ToolError::Io(e.to_string()))
@@ -285,7 +295,11 @@ pub fn salvage(options: &Options, reason: &str, write: bool) -> Result<SalvageRe
     files::write_whole(&dir.join(files::CREATED), b"created\n")?;
     let old = there.into_iter().map(|g| files::generation_dir(dir, g));
     for path in old.chain([dir.join(files::ASIDE)]).filter(|p| p.exists()) {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         let to = dir.join(format!("damaged-{}-{name}", meta.epoch));
         fs::rename(&path, &to)?;
         done.kept_aside.push(to.display().to_string());
@@ -313,7 +327,10 @@ fn build(
     reason: &str,
     report: &Report,
 ) -> Result<(HighWater, Meta), ToolError> {
-    let known = report.high_water.unwrap_or(0).max(evidence.durable.borrow().0);
+    let known = report
+        .high_water
+        .unwrap_or(0)
+        .max(evidence.durable.borrow().0);
     let known_epoch = evidence
         .last_epoch
         .max(files::read_high_water(&options.dir).map_or(0, |h| h.epoch));
@@ -395,7 +412,11 @@ fn fill_trees(store: &Store, evidence: &Evidence) -> Result<(), StoreError> {
     }
     for (no, letter) in evidence.all_dead_letters() {
         let frames = store::framed(Kind::DeadLetter, no, 0, letter)?;
-        store::put(&store.dead, &dead_key(&letter.sink, &letter.event.key), &frames)?;
+        store::put(
+            &store.dead,
+            &dead_key(&letter.sink, &letter.event.key),
+            &frames,
+        )?;
     }
     Ok(())
 }

@@ -132,14 +132,19 @@ impl Strides {
         let sum = self
             .counts
             .range(own + 1..)
-            .fold((0, 0), |sum, (_, stride)| (sum.0 + stride.0, sum.1 + stride.1));
+            .fold((0, 0), |sum, (_, stride)| {
+                (sum.0 + stride.0, sum.1 + stride.1)
+            });
         (sum.0, sum.1, (own + 1) * STRIDE_COMMITS - 1)
     }
 }
 
 /// Events in a block.
 pub(super) fn events_in(block: &Block) -> u32 {
-    let events = block.records.iter().filter(|r| matches!(r, Record::Event(_)));
+    let events = block
+        .records
+        .iter()
+        .filter(|r| matches!(r, Record::Event(_)));
     u32::try_from(events.count()).unwrap_or(u32::MAX)
 }
 
@@ -182,7 +187,10 @@ pub(super) fn get_block(store: &Store, no: u64) -> Result<Option<(Head, Vec<u8>)
 
 /// When an ended operation's retention begins to run.
 pub(super) fn retention_base_us(operation: &Operation) -> i64 {
-    let ended = operation.history.last().map_or(operation.created.wall_us, |t| t.at.wall_us);
+    let ended = operation
+        .history
+        .last()
+        .map_or(operation.created.wall_us, |t| t.at.wall_us);
     operation.replay_until_us.max(ended)
 }
 
@@ -204,7 +212,9 @@ pub(super) fn settle(
     let frames = store::framed(Kind::Operation, no, operation.created.wall_us, operation)?;
     let grown = if operation.state.is_ended() {
         let base = retention_base_us(operation);
-        store.ends.insert(ends_key(b'o', base, &operation.id), &[])?;
+        store
+            .ends
+            .insert(ends_key(b'o', base, &operation.id), &[])?;
         store::put(&store.done, key, &frames)? - store::remove(&store.open, key)?
     } else {
         store::put(&store.open, key, &frames)?

@@ -90,7 +90,14 @@ impl Store {
 
     /// Trees whose values are framed.
     pub(super) fn framed(&self) -> [&sled::Tree; 6] {
-        [&self.log, &self.open, &self.done, &self.keyed, &self.dead, &self.meta]
+        [
+            &self.log,
+            &self.open,
+            &self.done,
+            &self.keyed,
+            &self.dead,
+            &self.meta,
+        ]
     }
     /// Trees whose keys say everything.
     pub(super) fn bare(&self) -> [&sled::Tree; 2] {
@@ -108,7 +115,8 @@ impl Store {
         let before = sys::sync_count();
         self.meta.insert(b"probe", &before.to_le_bytes())?;
         self.flush()?;
-        self.meta.insert(b"probe", &before.wrapping_add(1).to_le_bytes())?;
+        self.meta
+            .insert(b"probe", &before.wrapping_add(1).to_le_bytes())?;
         self.flush()?;
         self.meta.remove(b"probe")?;
         Ok(sys::sync_count() > before)
@@ -173,9 +181,7 @@ fn remove_extras(
 /// Removes what is stored under `key`; returns the bytes freed.
 pub(super) fn remove(tree: &sled::Tree, key: &[u8]) -> Result<i64, StoreError> {
     match tree.remove(key)? {
-        Some(first) => {
-            Ok(first.len() as i64 + remove_extras(tree, key, &first, u64::MAX)?)
-        }
+        Some(first) => Ok(first.len() as i64 + remove_extras(tree, key, &first, u64::MAX)?),
         None => Ok(0),
     }
 }

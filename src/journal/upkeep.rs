@@ -197,7 +197,9 @@ impl Journal {
             gone.push(head);
             no += 1;
         }
-        let Some(last) = gone.last() else { return Ok(0) };
+        let Some(last) = gone.last() else {
+            return Ok(0);
+        };
         self.meta.trimmed_through = last.no;
         self.meta.trimmed_chain = last.chain;
         self.put_meta(&store)?;
@@ -220,7 +222,8 @@ impl Journal {
         did: &mut Maintained,
     ) -> Result<(), CommitError> {
         let store = self.store()?;
-        for (key, base, id) in due_ends(&store, b'o', policy.keep_operations_ms, now, entries_max)? {
+        for (key, base, id) in due_ends(&store, b'o', policy.keep_operations_ms, now, entries_max)?
+        {
             let tree_key = id.as_str().as_bytes();
             let stored = guarded(|| store::get(&store.done, tree_key))?;
             if let Some((head, body)) = stored.filter(|(head, _)| head.kind == Kind::Operation) {
@@ -274,9 +277,15 @@ impl Journal {
     }
 
     /// Copies a slice; at the end catches up and switches.
-    fn rewrite_slice(&mut self, entries_max: usize, did: &mut Maintained) -> Result<(), CommitError> {
+    fn rewrite_slice(
+        &mut self,
+        entries_max: usize,
+        did: &mut Maintained,
+    ) -> Result<(), CommitError> {
         let from = self.store()?;
-        let Some(mut rewrite) = self.rewrite.take() else { return Ok(()) };
+        let Some(mut rewrite) = self.rewrite.take() else {
+            return Ok(());
+        };
         let copied = guarded(|| rewrite.copy(&from, entries_max))?;
         did.copied += copied;
         if copied >= entries_max {
@@ -289,7 +298,11 @@ impl Journal {
     }
 
     fn switch(&mut self, from: &Store, rewrite: Rewrite) -> Result<(), CommitError> {
-        let Rewrite { generation, store: new, .. } = rewrite;
+        let Rewrite {
+            generation,
+            store: new,
+            ..
+        } = rewrite;
         guarded(|| catch_up(from, &new))?;
         self.meta.identity = files::identity(&new.dir.join("db"))?;
         guarded(|| {
@@ -297,7 +310,9 @@ impl Journal {
             new.flush()
         })?;
         if !new.blob_free() {
-            return Err(CommitError::Store("the new generation has blob files".into()));
+            return Err(CommitError::Store(
+                "the new generation has blob files".into(),
+            ));
         }
         files::sync_tree(&new.dir)?;
         failpoint!("rewrite.before-switch");
@@ -325,7 +340,9 @@ fn taken(cursors: &[CursorRecord], head: &Head, body: &[u8]) -> Result<bool, Sto
     }
     let block: Block = store::parse(&no_key(head.no), body)?;
     let behind = block.records.iter().skip(least.index as usize + 1);
-    Ok(!behind.clone().any(|r| matches!(r, crate::core::record::Record::Event(_))))
+    Ok(!behind
+        .clone()
+        .any(|r| matches!(r, crate::core::record::Record::Event(_))))
 }
 
 type End = (Vec<u8>, i64, OperationId);
@@ -341,7 +358,10 @@ fn due_ends(
         let mut found = Vec::new();
         for entry in store.ends.scan_prefix([what]).take(max) {
             let (key, _) = entry?;
-            let base = key.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_be_bytes);
+            let base = key
+                .get(1..9)
+                .and_then(|b| b.try_into().ok())
+                .map(u64::from_be_bytes);
             let base = base.and_then(|b| i64::try_from(b).ok()).unwrap_or(0);
             if !due(base, keep_ms, now) {
                 break;
@@ -355,12 +375,7 @@ fn due_ends(
     })
 }
 
-fn shrink(
-    store: &Store,
-    head: &Head,
-    operation: &Operation,
-    base: i64,
-) -> Result<i64, StoreError> {
+fn shrink(store: &Store, head: &Head, operation: &Operation, base: i64) -> Result<i64, StoreError> {
     let tombstone = Tombstone {
         id: operation.id.clone(),
         digest: operation.digest.clone(),
@@ -368,9 +383,13 @@ fn shrink(
         created_us: operation.created.wall_us,
     };
     let frames = store::framed(Kind::Tombstone, head.no, tombstone.created_us, &tombstone)?;
-    store.ends.insert(ends_key(b't', base, &operation.id), &[])?;
+    store
+        .ends
+        .insert(ends_key(b't', base, &operation.id), &[])?;
     let grown = store::put(&store.done, operation.id.as_str().as_bytes(), &frames)?;
-    store.order.remove(order_key(operation.submitted, &operation.id))?;
+    store
+        .order
+        .remove(order_key(operation.submitted, &operation.id))?;
     Ok(grown)
 }
 
@@ -388,7 +407,13 @@ impl Rewrite {
             } else {
                 break;
             };
-            let (n, last) = copy_range(source, target, self.after.as_deref(), entries_max - copied, plain)?;
+            let (n, last) = copy_range(
+                source,
+                target,
+                self.after.as_deref(),
+                entries_max - copied,
+                plain,
+            )?;
             copied += n;
             self.after = last;
             if self.after.is_none() {
@@ -425,7 +450,12 @@ fn copy_range(
     Ok((n, None))
 }
 
-fn copy_value(from: &sled::Tree, to: &sled::Tree, key: &[u8], first: &[u8]) -> Result<(), StoreError> {
+fn copy_value(
+    from: &sled::Tree,
+    to: &sled::Tree,
+    key: &[u8],
+    first: &[u8],
+) -> Result<(), StoreError> {
     // Checks every part on the way.
     let (head, body) = store::assemble(from, key, first)?;
     let facts = super::frame::Facts {

@@ -218,7 +218,10 @@ impl Journal {
                 self.disk.total
             ))
         } else if usage.records >= RECORDS_COUNT_MAX {
-            full(format!("the journal holds {} records, the most allowed", usage.records))
+            full(format!(
+                "the journal holds {} records, the most allowed",
+                usage.records
+            ))
         } else if self.disk.free < reserve {
             full(format!(
                 "the disk has {} bytes free, and {reserve} are kept for outcomes",
@@ -282,7 +285,9 @@ impl Journal {
                 Ok(store) => break store,
                 Err(held) if begun.elapsed() > Duration::from_millis(CLOSE_MS_MAX) => {
                     drop(held);
-                    log::warn!("a reader did not let go of the journal: the stop counts as unclean");
+                    log::warn!(
+                        "a reader did not let go of the journal: the stop counts as unclean"
+                    );
                     return Ok(());
                 }
                 Err(held) => store = held,
@@ -335,7 +340,9 @@ impl Marker {
                 let mut guard = bell
                     .wait_while(guard, |m| m.next.is_none() && !m.stop)
                     .unwrap_or_else(PoisonError::into_inner);
-                let Some(mark) = guard.next.take() else { return };
+                let Some(mark) = guard.next.take() else {
+                    return;
+                };
                 drop(guard);
                 if let Err(e) = file.write(mark) {
                     marks.lock().unwrap_or_else(PoisonError::into_inner).fault =
@@ -344,7 +351,9 @@ impl Marker {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("high-water".into()).spawn(work)?;
+        let thread = std::thread::Builder::new()
+            .name("high-water".into())
+            .spawn(work)?;
         Ok(Self {
             state,
             thread: Some(thread),
@@ -359,7 +368,10 @@ impl Marker {
 
     fn fault(&self) -> Result<(), CommitError> {
         let marks = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
-        marks.fault.clone().map_or(Ok(()), |fault| Err(CommitError::Store(fault)))
+        marks
+            .fault
+            .clone()
+            .map_or(Ok(()), |fault| Err(CommitError::Store(fault)))
     }
 
     /// Writes what is left and ends.
