@@ -23,7 +23,10 @@ const MAINTAIN_EVERY_COMMITS: u64 = 64;
 fn proc_field(path: &str, name: &str) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find(|l| l.starts_with(name)).unwrap_or("0 0");
-    line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0)
 }
 
 fn median_us(times: &mut [f64]) -> f64 {
@@ -72,7 +75,9 @@ fn compare(home: &Path, n: u64) {
         let bytes = vec![7; (n as usize) * (EVENT_BYTES + 45)];
         ours.push(run.commit(block));
         let begun = Instant::now();
-        raw.write_all(&bytes).and_then(|()| raw.sync_data()).expect("raw");
+        raw.write_all(&bytes)
+            .and_then(|()| raw.sync_data())
+            .expect("raw");
         floor.push(begun.elapsed().as_secs_f64() * 1e6);
     }
     let (sum, sum_floor) = (ours.iter().sum::<f64>(), floor.iter().sum::<f64>());
@@ -155,7 +160,11 @@ fn open_once(dir: &Path) {
     println!(
         "open with {} records ({}): {seconds:.2} s, RSS {} MiB (peak {}), disk {} MiB",
         journal.usage().records,
-        if recovered.clean { "clean stop" } else { "killed" },
+        if recovered.clean {
+            "clean stop"
+        } else {
+            "killed"
+        },
         proc_field("/proc/self/status", "VmRSS:") >> 10,
         proc_field("/proc/self/status", "VmHWM:") >> 10,
         journal.usage().disk_bytes >> 20
@@ -164,7 +173,11 @@ fn open_once(dir: &Path) {
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
-    if let Some(dir) = args.iter().position(|a| a == "open-once").and_then(|at| args.get(at + 1)) {
+    if let Some(dir) = args
+        .iter()
+        .position(|a| a == "open-once")
+        .and_then(|at| args.get(at + 1))
+    {
         return open_once(Path::new(dir));
     }
     let home = tempfile::tempdir_in(".").expect("a directory on a real disk");
@@ -176,7 +189,10 @@ fn main() {
     for _ in 0..2 {
         // The first opens after a clean stop, and is not closed: the second opens after a kill.
         let me = std::env::current_exe().expect("own path");
-        let status = std::process::Command::new(me).arg("open-once").arg(&dir).status();
+        let status = std::process::Command::new(me)
+            .arg("open-once")
+            .arg(&dir)
+            .status();
         assert!(status.is_ok_and(|s| s.success()), "opening failed");
     }
 }

@@ -12,7 +12,6 @@ use holdfast::journal::{
 };
 use journal_common::*;
 use std::fs;
-use std::path::Path;
 
 fn id(text: &str) -> OperationId {
     OperationId::parse(text).unwrap()
@@ -52,7 +51,11 @@ fn a_second_gateway_is_refused_and_told_who_runs() {
         panic!("two gateways on one journal")
     };
     assert!(matches!(error, OpenError::Locked { .. }));
-    assert!(error.to_string().contains(&format!("pid {}", std::process::id())));
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("pid {}", std::process::id()))
+    );
 }
 
 // covers: REC-05
@@ -79,9 +82,19 @@ fn what_is_committed_is_found_at_once_and_after_a_restart() {
     let watch = reader.watch();
     for no in 1..=30 {
         let name = format!("op-{no}");
-        let record = if no % 3 == 0 { ended(&name, no) } else { waiting(&name, no) };
-        assert_eq!(journal.commit(&[block(epoch, no, vec![record])]).unwrap(), CommitNo(no));
-        assert!(matches!(reader.lookup(&id(&name)), Ok(Some(Stored::Operation(_)))));
+        let record = if no % 3 == 0 {
+            ended(&name, no)
+        } else {
+            waiting(&name, no)
+        };
+        assert_eq!(
+            journal.commit(&[block(epoch, no, vec![record])]).unwrap(),
+            CommitNo(no)
+        );
+        assert!(matches!(
+            reader.lookup(&id(&name)),
+            Ok(Some(Stored::Operation(_)))
+        ));
     }
     assert_eq!(*watch.borrow(), CommitNo(30));
     assert!(matches!(
@@ -95,21 +108,36 @@ fn what_is_committed_is_found_at_once_and_after_a_restart() {
     };
     let (first, next) = reader.operations(&query, None, 12).unwrap();
     let (rest, end) = reader.operations(&query, next, 12).unwrap();
-    let ids: Vec<String> = first.iter().chain(&rest).map(|o| o.id.to_string()).collect();
-    let expected: Vec<String> = (1..=30).filter(|n| n % 3 != 0).map(|n| format!("op-{n}")).collect();
+    let ids: Vec<String> = first
+        .iter()
+        .chain(&rest)
+        .map(|o| o.id.to_string())
+        .collect();
+    let expected: Vec<String> = (1..=30)
+        .filter(|n| n % 3 != 0)
+        .map(|n| format!("op-{n}"))
+        .collect();
     assert_eq!((ids, end), (expected, None));
     drop((journal, reader));
     let (journal, recovered) = normal(home.path());
-    assert_eq!((recovered.clean, recovered.open_operations.len()), (false, 20));
+    assert_eq!(
+        (recovered.clean, recovered.open_operations.len()),
+        (false, 20)
+    );
     let end = Record::Operation(Box::new(operation("op-1", 1, State::Expired, BASE_US)));
     let mut journal = journal;
-    journal.commit(&[block(recovered.epoch, 31, vec![end])]).unwrap();
+    journal
+        .commit(&[block(recovered.epoch, 31, vec![end])])
+        .unwrap();
     settle(&mut journal, BASE_US);
     let found = journal.reader().lookup(&id("op-1")).unwrap();
     assert!(matches!(found, Some(Stored::Operation(o)) if o.state == State::Expired));
     journal.close().unwrap();
     let (_, recovered) = normal(home.path());
-    assert_eq!((recovered.clean, recovered.open_operations.len()), (true, 19));
+    assert_eq!(
+        (recovered.clean, recovered.open_operations.len()),
+        (true, 19)
+    );
 }
 
 // covers: CAP-03
@@ -118,7 +146,9 @@ fn an_ended_operation_shrinks_and_goes_when_due_and_an_open_one_never() {
     let home = tempfile::tempdir().unwrap();
     let (mut journal, recovered) = normal(home.path());
     let epoch = recovered.epoch;
-    journal.commit(&[block(epoch, 1, vec![ended("gone", 1), waiting("stays", 1)])]).unwrap();
+    journal
+        .commit(&[block(epoch, 1, vec![ended("gone", 1), waiting("stays", 1)])])
+        .unwrap();
     let reader = journal.reader();
     let mut seen = Vec::new();
     for after_ms in [0, 59_999, 60_000, 119_999, 120_000] {
@@ -128,7 +158,10 @@ fn an_ended_operation_shrinks_and_goes_when_due_and_an_open_one_never() {
             Some(Stored::Tombstone(_)) => "tombstone",
             None => "gone",
         });
-        assert!(matches!(reader.lookup(&id("stays")), Ok(Some(Stored::Operation(_)))));
+        assert!(matches!(
+            reader.lookup(&id("stays")),
+            Ok(Some(Stored::Operation(_)))
+        ));
     }
     assert_eq!(seen, ["whole", "whole", "tombstone", "tombstone", "gone"]);
 }
@@ -140,20 +173,37 @@ fn the_log_is_trimmed_behind_every_sink_and_never_before() {
     let (mut journal, recovered) = normal(home.path());
     let epoch = recovered.epoch;
     for no in 1..=20 {
-        journal.commit(&[events(epoch, no, no * 2 - 1, 2, 50)]).unwrap();
+        journal
+            .commit(&[events(epoch, no, no * 2 - 1, 2, 50)])
+            .unwrap();
     }
     settle(&mut journal, BASE_US + HOUR_US);
     let reader = journal.reader();
     let left = |reader: &holdfast::journal::Reader| {
-        reader.events(Position::default(), 1000, usize::MAX).unwrap().len()
+        reader
+            .events(Position::default(), 1000, usize::MAX)
+            .unwrap()
+            .len()
     };
     assert_eq!(left(&reader), 40, "dropped before a sink took it");
-    journal.commit(&[block(epoch, 21, vec![cursor(10, 0)])]).unwrap();
+    journal
+        .commit(&[block(epoch, 21, vec![cursor(10, 0)])])
+        .unwrap();
     settle(&mut journal, BASE_US + HOUR_US);
     assert_eq!(left(&reader), 22);
-    let backlog = reader.backlog(Position { no: CommitNo(10), index: 0 }).unwrap();
-    assert_eq!((backlog.events, backlog.oldest_wall_us), (21, Some(BASE_US)));
-    journal.commit(&[block(epoch, 22, vec![cursor(20, 1)])]).unwrap();
+    let backlog = reader
+        .backlog(Position {
+            no: CommitNo(10),
+            index: 0,
+        })
+        .unwrap();
+    assert_eq!(
+        (backlog.events, backlog.oldest_wall_us),
+        (21, Some(BASE_US))
+    );
+    journal
+        .commit(&[block(epoch, 22, vec![cursor(20, 1)])])
+        .unwrap();
     settle(&mut journal, BASE_US + HOUR_US);
     assert_eq!((left(&reader), journal.usage().records), (0, 0));
     drop((journal, reader));
@@ -167,7 +217,9 @@ fn dead_letters_outlive_the_log_until_they_are_settled() {
     let home = tempfile::tempdir().unwrap();
     let (mut journal, recovered) = normal(home.path());
     let epoch = recovered.epoch;
-    let Record::Event(inner) = event(epoch, 1, 50) else { unreachable!() };
+    let Record::Event(inner) = event(epoch, 1, 50) else {
+        unreachable!()
+    };
     let letter = DeadLetter {
         sink: "mes".into(),
         event: inner.clone(),
@@ -175,13 +227,20 @@ fn dead_letters_outlive_the_log_until_they_are_settled() {
         reason: "other content".into(),
         kept: None,
     };
-    let records = vec![event(epoch, 1, 50), Record::DeadLetter(letter.clone()), cursor(1, 0)];
+    let records = vec![
+        event(epoch, 1, 50),
+        Record::DeadLetter(letter.clone()),
+        cursor(1, 0),
+    ];
     journal.commit(&[block(epoch, 1, records)]).unwrap();
     settle(&mut journal, BASE_US + HOUR_US);
     journal.close().unwrap();
     let (mut journal, recovered) = normal(home.path());
     assert_eq!(recovered.dead_letters, vec![("mes".to_owned(), 1)]);
-    assert_eq!(journal.reader().dead_letters("mes", 10).unwrap(), vec![letter]);
+    assert_eq!(
+        journal.reader().dead_letters("mes", 10).unwrap(),
+        vec![letter]
+    );
     let settled = Record::DeadLetterSettled {
         sink: "mes".into(),
         key: inner.key,
@@ -190,7 +249,9 @@ fn dead_letters_outlive_the_log_until_they_are_settled() {
         reason: "test".into(),
     };
     let no = recovered.next_commit.0;
-    journal.commit(&[block(recovered.epoch, no, vec![settled])]).unwrap();
+    journal
+        .commit(&[block(recovered.epoch, no, vec![settled])])
+        .unwrap();
     assert_eq!(journal.reader().dead_letter_count("mes"), 0);
     assert_eq!(journal.reader().dead_letters("mes", 10).unwrap(), vec![]);
 }
@@ -208,18 +269,44 @@ fn no_block_however_large_becomes_a_blob() {
         journal.commit(&[events(epoch, no, no, 1, full)]).unwrap();
     }
     let large = BLOCK_BYTES_MAX - 500;
-    journal.commit(&[events(epoch, count + 1, count + 1, 1, large)]).unwrap();
+    journal
+        .commit(&[events(epoch, count + 1, count + 1, 1, large)])
+        .unwrap();
     let too_large = events(epoch, count + 2, count + 2, 1, BLOCK_BYTES_MAX);
-    assert!(matches!(journal.commit(&[too_large]), Err(CommitError::TooLarge { .. })));
+    assert!(matches!(
+        journal.commit(&[too_large]),
+        Err(CommitError::TooLarge { .. })
+    ));
     let reader = journal.reader();
-    let last = reader.events(Position { no: CommitNo(count), index: 0 }, 5, usize::MAX).unwrap();
+    let last = reader
+        .events(
+            Position {
+                no: CommitNo(count),
+                index: 0,
+            },
+            5,
+            usize::MAX,
+        )
+        .unwrap();
     assert_eq!(last[0].1.body.len(), large);
-    journal.commit(&[block(epoch, count + 2, vec![cursor(count - 3, 0)])]).unwrap();
+    journal
+        .commit(&[block(epoch, count + 2, vec![cursor(count - 3, 0)])])
+        .unwrap();
     settle(&mut journal, BASE_US + HOUR_US);
-    assert_eq!(fs::read_dir(home.path().join("g-1/blobs")).unwrap().count(), 0);
+    assert_eq!(
+        fs::read_dir(home.path().join("g-1/blobs")).unwrap().count(),
+        0
+    );
     drop((journal, reader));
     let (journal, _) = normal(home.path());
-    let last = journal.reader().events(Position { no: CommitNo(count), index: 0 }, 5, usize::MAX);
+    let last = journal.reader().events(
+        Position {
+            no: CommitNo(count),
+            index: 0,
+        },
+        5,
+        usize::MAX,
+    );
     assert_eq!(last.unwrap()[0].1.body.len(), large);
 }
 
@@ -233,15 +320,25 @@ fn every_event_is_found_by_its_key_across_epochs() {
         let mut no = recovered.next_commit.0;
         for turn in 0..7 {
             // Now and then a commit without events of this source.
-            journal.commit(&[block(recovered.epoch, no, vec![])]).unwrap();
-            journal.commit(&[events(recovered.epoch, no + 1, turn * 2 + 1, 2, 20)]).unwrap();
+            journal
+                .commit(&[block(recovered.epoch, no, vec![])])
+                .unwrap();
+            journal
+                .commit(&[events(recovered.epoch, no + 1, turn * 2 + 1, 2, 20)])
+                .unwrap();
             for index in 0..2_u32 {
                 let key = EventKey {
                     source: "press-1".into(),
                     epoch: recovered.epoch,
                     sequence: Sequence(turn * 2 + 1 + u64::from(index)),
                 };
-                all.push((key, Position { no: CommitNo(no + 1), index }));
+                all.push((
+                    key,
+                    Position {
+                        no: CommitNo(no + 1),
+                        index,
+                    },
+                ));
             }
             no += 2;
         }
@@ -255,36 +352,48 @@ fn every_event_is_found_by_its_key_across_epochs() {
             sequence: Sequence(1),
         };
         assert_eq!(reader.position_of(&never).unwrap(), None);
-        let found = reader.events(Position::default(), usize::MAX, usize::MAX).unwrap();
+        let found = reader
+            .events(Position::default(), usize::MAX, usize::MAX)
+            .unwrap();
         let keys: Vec<EventKey> = found.into_iter().map(|(_, e, _)| e.key).collect();
-        assert_eq!(keys, all.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>());
+        assert_eq!(
+            keys,
+            all.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>()
+        );
     }
 }
 
-fn churn(dir: &Path, budget: u64, commits: u64) -> (Journal, Epoch, bool) {
-    let mut wanted = options(dir);
-    wanted.budget_bytes = budget;
-    let Opened::Normal(mut journal, recovered) = open(wanted).unwrap() else { panic!("damaged") };
-    let epoch = recovered.epoch;
+/// Four blocks of almost a whole part each, taken by the sink at once, `rounds` times.
+fn churn(journal: &mut Journal, epoch: Epoch, rounds: u64) -> bool {
     let mut full = false;
-    for turn in 0..commits {
-        let no = recovered.next_commit.0 + turn * 2;
-        let more = vec![events(epoch, no, turn * 100 + 1, 100, 200), block(epoch, no + 1, vec![cursor(no, 99)])];
-        journal.commit(&more).unwrap();
-        journal.maintain(&now_at(BASE_US + HOUR_US), &policy(), 64).unwrap();
-        if turn % 50 == 0 {
+    for round in 0..rounds {
+        let no = round * 5 + 1;
+        let mut group: Vec<_> = (no..no + 4)
+            .map(|no| events(epoch, no, no * 100, 1, 39_000))
+            .collect();
+        group.push(block(epoch, no + 4, vec![cursor(no + 3, 0)]));
+        journal.commit(&group).unwrap();
+        let now = now_at(BASE_US + HOUR_US);
+        journal.maintain(&now, &policy(), 64).unwrap();
+        if round % 25 == 0 {
             full |= journal.capacity() != Capacity::Ok;
         }
     }
-    (*journal, epoch, full)
+    full
 }
 
 // covers: CAP-05, F105
 #[test]
 fn a_steady_flow_that_is_taken_never_fills_the_budget() {
     let home = tempfile::tempdir().unwrap();
-    let budget = 96 << 20;
-    let (mut journal, _, full) = churn(home.path(), budget, 4_000);
+    let budget = 80 << 20;
+    let mut wanted = options(home.path());
+    wanted.budget_bytes = budget;
+    let Opened::Normal(mut journal, recovered) = open(wanted).unwrap() else {
+        panic!("damaged")
+    };
+    // Twice the budget flows through.
+    let full = churn(&mut journal, recovered.epoch, 1_100);
     assert!(!full, "refused although everything was taken");
     settle(&mut journal, BASE_US + HOUR_US);
     let _ = journal.capacity();
@@ -299,22 +408,33 @@ fn a_backlog_fills_the_budget_and_draining_it_frees_it_again() {
     let home = tempfile::tempdir().unwrap();
     let mut wanted = options(home.path());
     wanted.budget_bytes = 64 << 20;
-    let Opened::Normal(mut journal, recovered) = open(wanted).unwrap() else { panic!("damaged") };
+    let Opened::Normal(mut journal, recovered) = open(wanted).unwrap() else {
+        panic!("damaged")
+    };
     let epoch = recovered.epoch;
-    journal.commit(&[block(epoch, 1, vec![waiting("stays", 1)])]).unwrap();
+    journal
+        .commit(&[block(epoch, 1, vec![waiting("stays", 1)])])
+        .unwrap();
     let mut no = 2;
     while journal.capacity() == Capacity::Ok {
-        journal.commit(&[events(epoch, no, no * 100, 100, 200)]).unwrap();
+        journal
+            .commit(&[events(epoch, no, no * 100, 100, 200)])
+            .unwrap();
         no += 1;
         assert!(no < 10_000, "never full");
     }
     // Full: an outcome may still be written.
-    journal.commit(&[block(epoch, no, vec![ended("stays", 1), cursor(no, 0)])]).unwrap();
+    journal
+        .commit(&[block(epoch, no, vec![ended("stays", 1), cursor(no, 0)])])
+        .unwrap();
     settle(&mut journal, BASE_US);
     assert_eq!(journal.capacity(), Capacity::Ok);
     let usage = journal.usage();
     assert!(usage.disk_bytes <= 64 << 20, "{usage:?}");
-    assert!(matches!(journal.reader().lookup(&id("stays")), Ok(Some(Stored::Operation(_)))));
+    assert!(matches!(
+        journal.reader().lookup(&id("stays")),
+        Ok(Some(Stored::Operation(_)))
+    ));
 }
 
 // covers: CAP-05
@@ -326,19 +446,26 @@ fn a_drained_backlog_is_rewritten_into_a_new_generation_that_keeps_all() {
     let mut first = vec![waiting("waits", 1), ended("ended", 1)];
     first.push(event(epoch, 1, 60_000));
     journal.commit(&[block(epoch, 1, first)]).unwrap();
-    for no in 2..=4_000 {
-        journal.commit(&[events(epoch, no, no * 100, 100, 200)]).unwrap();
+    for no in (2..1_602).step_by(8) {
+        let group: Vec<_> = (no..no + 8)
+            .map(|no| events(epoch, no, no * 100, 1, 39_000))
+            .collect();
+        journal.commit(&group).unwrap();
     }
-    journal.commit(&[block(epoch, 4_001, vec![cursor(3_990, 99)])]).unwrap();
+    journal
+        .commit(&[block(epoch, 1_602, vec![cursor(1_591, 99)])])
+        .unwrap();
     let now = now_at(BASE_US);
     let mut rewritten = false;
-    let mut no = 4_001;
+    let mut no = 1_602;
     for _ in 0..10_000 {
         let did = journal.maintain(&now, &policy(), 64).unwrap();
         if did.copied > 0 && !did.rewritten {
             // Commits go on while it is copied.
             no += 1;
-            journal.commit(&[block(epoch, no, vec![waiting(&format!("during-{no}"), no)])]).unwrap();
+            journal
+                .commit(&[block(epoch, no, vec![waiting(&format!("during-{no}"), no)])])
+                .unwrap();
         }
         rewritten |= did.rewritten;
         if !did.busy() {
@@ -349,13 +476,23 @@ fn a_drained_backlog_is_rewritten_into_a_new_generation_that_keeps_all() {
     let check = |journal: &Journal| {
         let reader = journal.reader();
         for name in ["waits", "ended"] {
-            assert!(matches!(reader.lookup(&id(name)), Ok(Some(Stored::Operation(_)))), "{name}");
+            assert!(
+                matches!(reader.lookup(&id(name)), Ok(Some(Stored::Operation(_)))),
+                "{name}"
+            );
         }
-        for during in 4_002..=no {
-            assert!(reader.lookup(&id(&format!("during-{during}"))).unwrap().is_some());
+        for during in 1_603..=no {
+            assert!(
+                reader
+                    .lookup(&id(&format!("during-{during}")))
+                    .unwrap()
+                    .is_some()
+            );
         }
-        let left = reader.events(Position::default(), usize::MAX, usize::MAX).unwrap();
-        assert_eq!(left.len(), 1_000);
+        let left = reader
+            .events(Position::default(), usize::MAX, usize::MAX)
+            .unwrap();
+        assert_eq!(left.len(), 10);
         assert_eq!(reader.durable(), CommitNo(no));
     };
     check(&journal);
@@ -364,5 +501,9 @@ fn a_drained_backlog_is_rewritten_into_a_new_generation_that_keeps_all() {
     assert_eq!(recovered.next_commit, CommitNo(no + 1));
     check(&journal);
     let _ = journal.capacity();
-    assert!(journal.usage().disk_bytes < 48 << 20, "{:?}", journal.usage());
+    assert!(
+        journal.usage().disk_bytes < 48 << 20,
+        "{:?}",
+        journal.usage()
+    );
 }

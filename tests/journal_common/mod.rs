@@ -56,8 +56,14 @@ pub(crate) fn event(epoch: Epoch, sequence: u64, body_bytes: usize) -> Record {
         quality: Quality::Good,
         class: EventClass::Business,
         qty: 1,
-        body: format!("{sequence:0>body_bytes$}"),
+        body: body(sequence, body_bytes),
     })
+}
+
+/// The number, padded on the left.
+pub(crate) fn body(sequence: u64, bytes: usize) -> String {
+    let digits = sequence.to_string();
+    "0".repeat(bytes.saturating_sub(digits.len())) + &digits
 }
 
 pub(crate) fn operation(id: &str, no: u64, state: State, wall_us: i64) -> Operation {
