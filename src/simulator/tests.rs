@@ -240,6 +240,20 @@ async fn a_cut_link_refuses_and_comes_back_on_the_same_port() {
 }
 
 #[tokio::test]
+async fn a_request_that_arrived_but_was_not_read_before_a_cut_is_never_applied() {
+    for _ in 0..20 {
+        let (_simulator, device, mut client) = start(values()).await;
+        ask(&mut client, "00 01 00 00 00 06 01 03 00 01 00 01").await;
+        // No await between the two: on this one thread the server reads after the cut.
+        let request = hex("00 02 00 00 00 06 01 06 00 01 00 03");
+        assert_eq!(client.try_write(&request).unwrap(), request.len());
+        device.cut();
+        assert!(timeout(LIMIT, client.read_u8()).await.unwrap().is_err());
+        assert_eq!(device.effects(), 0);
+    }
+}
+
+#[tokio::test]
 async fn a_connection_that_waits_to_be_accepted_is_cut_too() {
     let simulator = Simulator::start(values()).await.unwrap();
     let device = simulator.device();
@@ -276,7 +290,7 @@ async fn a_stopped_simulator_frees_its_port_and_its_ledger_stays() {
 #[tokio::test]
 async fn nothing_on_an_old_connection_is_applied_after_a_cut() {
     let (_simulator, device, mut client) = start(values()).await;
-    device.push_fault(Fault::next(Matching::Writes, Act::Hold(Span::ms(50))));
+    device.push_fault(Fault::next(Matching::Writes, Act::Hold(Span::ms(200))));
     client
         .write_all(&hex("00 01 00 00 00 06 01 06 00 01 00 03"))
         .await
@@ -289,7 +303,7 @@ async fn nothing_on_an_old_connection_is_applied_after_a_cut() {
     device.cut();
     assert!(
         !device
-            .wait_for(SILENCE, |device| device.effects() > 0)
+            .wait_for(SILENCE * 3, |device| device.effects() > 0)
             .await
     );
 }
@@ -395,7 +409,7 @@ async fn done_registers_report_the_request_id_of_a_write() {
             id: Place::holding(510),
             result: Some(Place::holding(512)),
             word_order: Order::HighFirst,
-            delay: Span::ms(20),
+            delay: Span::ms(250),
             result_code: 9,
         }),
         ..SimulatorSpec::default()
