@@ -13,7 +13,7 @@ const REJECTED: u16 = 4;
 const FAILED: u16 = 5;
 
 /// A press with version 7 in holding 120, an interlock on coil 3, and these opcodes:
-/// 3 ejects at once, 4 sets the speed, 5 takes 60 ms, 6 fails with 117.
+/// 3 ejects at once, 4 sets the speed, 5 takes 250 ms, 6 fails with 117.
 fn press(scan: &str) -> SimulatorSpec {
     let text = r#"
         [registers.holding]
@@ -36,7 +36,7 @@ fn press(scan: &str) -> SimulatorSpec {
         set = [{ at = "holding:100", parameter = 0 }, { at = "holding:101", parameter = 1 }]
         [[mailbox.opcode]]
         opcode = 5
-        duration = "60ms"
+        duration = "250ms"
         add = [{ at = "holding:200" }]
         [[mailbox.opcode]]
         opcode = 6
@@ -419,7 +419,7 @@ async fn a_command_that_takes_time_shows_it_and_a_power_loss_forgets_it() {
     device.reboot();
     assert!(
         !device
-            .wait_for(SILENCE, |device| device.effects() > 1)
+            .wait_for(SILENCE * 3, |device| device.effects() > 1)
             .await
     );
     let mut client = super::tests::connect(&simulator).await;
