@@ -279,7 +279,7 @@ fn names(line: &str, word: &str) -> bool {
         let after = line[at + word.len()..].chars().next();
         let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         let word_end = word.ends_with(|c: char| c.is_alphanumeric());
-        !part(before) && !(word_end && part(after))
+        !(part(before) || word_end && part(after))
     })
 }
 
@@ -397,12 +397,12 @@ fn bound(line: &str) -> Option<(String, u128)> {
         return None;
     }
     let value = rest.split_once('=')?.1.trim().strip_suffix(';')?;
-    let product = value.split('*').map(|factor| {
+    let mut product = value.split('*').map(|factor| {
         let digits: String = factor.trim().chars().filter(|c| *c != '_').collect();
         digits.parse::<u128>().ok()
     });
-    let value = product.fold(Some(1_u128), |all, one| all?.checked_mul(one?));
-    Some((name.to_owned(), value?))
+    let value = product.try_fold(1_u128, |all, one| all.checked_mul(one?))?;
+    Some((name.to_owned(), value))
 }
 
 #[test]
