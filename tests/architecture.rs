@@ -60,9 +60,6 @@ const NOT_IN_CORE: &[&str] = &[
     "jiff",
     "rand::",
     "getrandom",
-    "RandomState",
-    "HashMap",
-    "HashSet",
     "log::",
     "println!",
     "eprintln!",
@@ -282,7 +279,7 @@ fn names(line: &str, word: &str) -> bool {
         let after = line[at + word.len()..].chars().next();
         let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         let word_end = word.ends_with(|c: char| c.is_alphanumeric());
-        !part(before) && !(word_end && part(after))
+        !(part(before) || word_end && part(after))
     })
 }
 
@@ -308,8 +305,8 @@ fn unsafe_stands_in_one_named_module() {
 fn every_file_opens_with_what_it_owns_may_call_and_never_does() {
     let mut findings = Vec::new();
     for source in sources() {
-        // main.rs and lib.rs describe the whole.
-        if matches!(&*source.room, "main" | "lib") {
+        // main.rs and lib.rs describe the whole, and tests belong to the file that they test.
+        if matches!(&*source.room, "main" | "lib") || source.code.is_empty() {
             continue;
         }
         let head: String = source
@@ -400,12 +397,12 @@ fn bound(line: &str) -> Option<(String, u128)> {
         return None;
     }
     let value = rest.split_once('=')?.1.trim().strip_suffix(';')?;
-    let product = value.split('*').map(|factor| {
+    let mut product = value.split('*').map(|factor| {
         let digits: String = factor.trim().chars().filter(|c| *c != '_').collect();
         digits.parse::<u128>().ok()
     });
-    let value = product.fold(Some(1_u128), |all, one| all?.checked_mul(one?));
-    Some((name.to_owned(), value?))
+    let value = product.try_fold(1_u128, |all, one| all.checked_mul(one?))?;
+    Some((name.to_owned(), value))
 }
 
 #[test]
