@@ -79,6 +79,9 @@ pub enum LinkError {
         /// Its name.
         meaning: String,
     },
+    /// No request can do it; the connection is not at fault.
+    #[error("not possible: {0}")]
+    NotPossible(String),
     /// The mailbox's blocks were asked of a machine that has none.
     #[error("this machine has no mailbox")]
     NoMailbox,
@@ -621,6 +624,7 @@ impl Link {
                     }
                 }
             }
+            End::NotSent(why) if self.is_open() => LinkError::NotPossible(why.clone()),
             End::NotSent(why) => LinkError::Lost(why.clone()),
             End::PartlySent(why) | End::NoReply(why) => LinkError::NoReply(why.clone()),
             End::Words(_) | End::Echo => LinkError::NoReply("not what was asked for".into()),

@@ -359,3 +359,52 @@ async fn what_no_frame_can_carry_is_not_sent() {
     assert!(link.is_connected());
     assert!(server.log().requests.is_empty());
 }
+
+// covers: SEND-06
+#[tokio::test]
+async fn stray_bytes_before_a_write_keep_it_from_being_sent() {
+    let (exchange, server, mut link) = answered(four(), |request| {
+        let mut frame = registers(request, &[1, 2, 3, 4]);
+        frame.extend([0xAA; 3]);
+        vec![Act::Bytes(frame)]
+    })
+    .await;
+    assert_eq!(ints(&exchange), [1, 2, 3, 4]);
+    let exchange = link.run(&write_one()).await;
+    assert!(
+        matches!(&exchange.outcome, Outcome::NotSent { why } if why.contains("AA AA AA")),
+        "{exchange:?}"
+    );
+    assert!(!link.is_connected());
+    assert_eq!(server.count(6), 0);
+}
+
+// covers: SEND-05
+#[tokio::test]
+async fn a_reply_given_twice_is_counted_and_completes_nothing_later() {
+    let (exchange, _server, mut link) = answered(four(), |request| {
+        let frame = registers(request, &[1, 2, 3, 4]);
+        vec![Act::Bytes([&frame[..], &frame].concat())]
+    })
+    .await;
+    assert_eq!(ints(&exchange), [1, 2, 3, 4]);
+    assert_eq!(ints(&link.run(&four()).await), [1, 2, 3, 4]);
+    assert_eq!(counter(&link, "stale_reply"), 1);
+}
+
+// covers: SEND-06
+#[tokio::test]
+async fn a_caller_that_goes_away_leaves_the_link_closed() {
+    let server = Server::start(|_| vec![]).await;
+    let mut link = connected(&spec(server.port)).await;
+    let job = write_one();
+    tokio::select! {
+        exchange = link.run(&job) => panic!("ended: {exchange:?}"),
+        () = server.until(|log| log.requests.len() == 1) => {}
+    }
+    assert!(!link.is_connected());
+    let next = link.run(&write_one()).await;
+    assert!(matches!(next.outcome, Outcome::NotSent { .. }));
+    server.until(|log| log.ends == ["reset"]).await;
+    assert_eq!(server.count(6), 1);
+}

@@ -7,7 +7,7 @@ use holdfast::core::contract::{
     Exchange, Job, MailboxEcho, MailboxRequest, Outcome, Probe, ProbeAnswer, Reply,
 };
 use holdfast::core::mailbox::{COMMAND_WORDS, STATUS_WORDS, Verdict, crc16, judge};
-use holdfast::core::spec::{MachineSpec, MailboxSpec, Quality, WordOrder};
+use holdfast::core::spec::{LinkSpec, MachineSpec, MailboxSpec, Quality, WordOrder};
 use std::sync::{Arc, Mutex};
 
 const COMMAND: u16 = 300;
@@ -47,7 +47,6 @@ struct Plc {
     command: [u16; COMMAND_WORDS],
     status: [u16; STATUS_WORDS],
     effects: u32,
-    block_reads: u32,
 }
 
 impl Plc {
@@ -61,7 +60,6 @@ impl Plc {
             command: [0; COMMAND_WORDS],
             status,
             effects: 0,
-            block_reads: 0,
         }
     }
 
@@ -109,10 +107,13 @@ impl Plc {
     fn answer(&mut self, request: &[u8]) -> Vec<Act> {
         let (start, count) = asked(request);
         let good = match (request[7], start) {
-            (3, STATUS) => registers(request, &self.sealed()[..usize::from(count)]),
-            (3, COMMAND) => {
-                self.block_reads += 1;
-                let words = registers(request, &self.command[..usize::from(count)]);
+            (3, STATUS..) => {
+                let from = usize::from(start - STATUS);
+                registers(request, &self.sealed()[from..from + usize::from(count)])
+            }
+            (3, COMMAND..) => {
+                let from = usize::from(start - COMMAND);
+                let words = registers(request, &self.command[from..from + usize::from(count)]);
                 if self.manner == Manner::ClosesAfterReadBack {
                     return vec![Act::Bytes(words), Act::Fin];
                 }
@@ -330,4 +331,18 @@ async fn a_probe_and_the_gate_read_both_blocks_and_write_nothing() {
     plc.lock().unwrap().status[15] = 0;
     assert_eq!(link.read_gate().await.unwrap().quality, Quality::Uncertain);
     assert_eq!(server.count(6) + server.count(16), writes);
+}
+
+// covers: VER-03
+#[tokio::test]
+async fn a_device_that_reads_few_registers_at_a_time_gives_its_blocks_in_parts() {
+    let (server, plc) = plc(Manner::Prompt).await;
+    let mut spec = machine(server.port);
+    let LinkSpec::ModbusTcp(modbus) = &mut spec.link;
+    modbus.read_registers_max = 10;
+    let mut link = connected(&spec).await;
+    assert_eq!(link.run(&job(0x0001_0007)).await.outcome, record(0, 1));
+    assert_eq!(plc.lock().unwrap().effects, 1);
+    let none = link.run(&job(0)).await;
+    assert!(matches!(none.outcome, Outcome::NotSent { .. }));
 }

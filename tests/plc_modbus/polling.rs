@@ -86,7 +86,14 @@ async fn a_refused_block_is_split_to_the_bad_place_and_the_rest_keeps_its_data()
     cycle(&mut link, &mut plan, now_ns() + SECOND_NS).await;
     assert_eq!(counter(&link, "exceptions"), learnt);
     assert!(server.log().requests.len() - asked_before <= 12);
-    assert!(REFUSED_RETRY_MS > POLL_MS);
+    // The bad place is asked again only after its pause.
+    cycle(
+        &mut link,
+        &mut plan,
+        now_ns() + REFUSED_RETRY_MS * 1_000_000,
+    )
+    .await;
+    assert_eq!(counter(&link, "exceptions"), learnt + 1);
 }
 
 // covers: EVT-06, F051
