@@ -565,6 +565,17 @@ fn names_are_given_once() {
     );
 }
 
+// covers: CFG-01
+#[test]
+fn a_machine_and_its_gateway_have_two_names() {
+    gateway_refused(
+        "\"gw-line3\"",
+        "\"press-1\"",
+        "\"press-1.toml\"",
+        &["like the gateway", "keys must not meet"],
+    );
+}
+
 // covers: POL-03
 #[test]
 fn a_safety_function_is_refused() {
@@ -962,6 +973,7 @@ fn all_problems_of_all_files_come_in_one_pass() {
     );
 }
 
+// The configuration's part: it is judged without a look at the state directory.
 // covers: F091
 #[test]
 fn a_wrong_configuration_leaves_the_state_directory_alone() {
@@ -998,4 +1010,82 @@ fn the_policy_is_shown_with_origins_in_80_columns() {
         "{shown}"
     );
     insta::assert_snapshot!(shown);
+}
+
+// covers: POL-11
+#[test]
+fn arguments_are_written_in_the_order_of_the_file() {
+    let args = "args = { speed = { type = \"u16\", unit = \"rpm\", min = 0, max = 3000 } }";
+    let config = machine_accepted(
+        args,
+        "args = { zeta = { type = \"u16\" }, alpha = { type = \"u16\" } }",
+    );
+    let row = config.machines[0].row("set_speed").unwrap();
+    let names: Vec<_> = row.args.iter().map(|arg| arg.name.as_str()).collect();
+    assert_eq!(names, ["zeta", "alpha"]);
+}
+
+// covers: EVT-06
+#[test]
+fn what_one_request_cannot_hold_is_refused() {
+    let few = MACHINE.replace("unit = 1\n", "unit = 1\nread_registers_max = 32\n");
+    refused(
+        GATEWAY,
+        &few,
+        ("press-1.toml", "[mailbox]"),
+        &["read_registers_max = 32", "at least 33"],
+    );
+    let few = few.replace("type = \"u16\"\npoll", "type = \"string(66)\"\npoll");
+    refused(
+        GATEWAY,
+        &few,
+        ("press-1.toml", "\"holding:100\""),
+        &["33 registers", "at most 32 registers"],
+    );
+    let tag = |read: &str| {
+        format!(
+            "[[tag]]\nname = \"t{}\"\nread = {read:?}\ngroup = \"g\"\n",
+            &read[8..]
+        )
+    };
+    let group = "[[group]]\nname = \"g\"\n";
+    let far = format!(
+        "{MACHINE}{group}{}{}",
+        tag("holding:1000"),
+        tag("holding:1125")
+    );
+    refused(
+        GATEWAY,
+        &far,
+        ("press-1.toml", "\"g\""),
+        &["one read request cannot hold", "add guard = "],
+    );
+    let near = far.replace("holding:1125", "holding:1124");
+    assert!(load_bytes(GATEWAY.as_bytes(), near.as_bytes()).is_ok());
+    let guarded = far.replace(group, &format!("{group}guard = \"holding:999\"\n"));
+    assert!(load_bytes(GATEWAY.as_bytes(), guarded.as_bytes()).is_ok());
+    let unknown = near.replace("group = \"g\"", "group = \"gg\"");
+    refused(
+        GATEWAY,
+        &unknown,
+        ("press-1.toml", "\"gg\""),
+        &["the name of a [[group]]"],
+    );
+}
+
+proptest::proptest! {
+    // covers: OPS-03
+    #[test]
+    fn no_damage_to_a_file_makes_the_check_panic(at in 0..MACHINE.len(), length in 0_usize..40, piece in 0..14_usize, of_gateway: bool) {
+        let pieces = ["", "\"", "[", "]]", "{", "\n", "=", "1e999", "nan", "-1", "\"holding:65535\"", "\u{e9}", "true", "[[command]]\n"];
+        let source = if of_gateway { GATEWAY } else { MACHINE };
+        let start = at % source.len();
+        let end = (start + length).min(source.len());
+        let damaged = format!("{}{}{}", &source[..start], pieces[piece], &source[end..]);
+        let (gateway, machine) = if of_gateway { (damaged.as_str(), MACHINE) } else { (GATEWAY, damaged.as_str()) };
+        if let Err(problems) = load_bytes(gateway.as_bytes(), machine.as_bytes()) {
+            proptest::prop_assert!(!problems.is_empty());
+            proptest::prop_assert!(problems.iter().all(|p| p.line > 0 && p.column > 0));
+        }
+    }
 }

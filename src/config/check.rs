@@ -42,6 +42,27 @@ pub(super) fn overlaps(claims: &[Claim<'_>]) {
     }
 }
 
+/// Refuses values that one read request cannot hold, so that none is torn (EVT-06).
+pub(super) fn widths(claims: &[Claim<'_>], registers_max: u16) {
+    for claim in claims
+        .iter()
+        .filter(|claim| !claim.what.starts_with("argument"))
+    {
+        let registers = claim.scalar.data_type.registers();
+        if registers > registers_max {
+            claim.node.problem(
+                format!(
+                    "{} as {}, {registers} registers",
+                    claim.what,
+                    claim.scalar.data_type.name()
+                ),
+                format!("at most {registers_max} registers, so that one request reads it whole"),
+                Some("use a shorter type, or raise read_registers_max if the device allows".into()),
+            );
+        }
+    }
+}
+
 fn same(a: &Claim<'_>, b: &Claim<'_>) -> bool {
     let wide = a.scalar.data_type.registers() > 1;
     a.scalar.address == b.scalar.address
@@ -66,10 +87,24 @@ fn block(address: Address, words: usize) -> (ModbusArea, Range<u32>) {
 }
 
 /// The two blocks belong to the mailbox's own protocol alone.
-pub(super) fn mailbox(root: &Table<'_>, spec: Option<&MailboxSpec>, claims: &[Claim<'_>]) {
+pub(super) fn mailbox(
+    root: &Table<'_>,
+    spec: Option<&MailboxSpec>,
+    claims: &[Claim<'_>],
+    registers_max: u16,
+) {
     let Some(spec) = spec else {
         return;
     };
+    if usize::from(registers_max) < STATUS_WORDS
+        && let Some(node) = root.get("mailbox")
+    {
+        node.problem(
+            format!("a mailbox with read_registers_max = {registers_max}"),
+            format!("at least {STATUS_WORDS}, so that one request reads a block whole"),
+            None,
+        );
+    }
     let (command_area, command) = block(spec.command, COMMAND_WORDS);
     let (status_area, status) = block(spec.status, STATUS_WORDS);
     if command_area == status_area

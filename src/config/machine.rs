@@ -63,7 +63,7 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
         None => READ_REGISTERS_MAX,
     };
     let groups = groups(&root, &mut claims);
-    let tags = tags(&root, &groups, registers_max, &mut claims);
+    let tags = tags(&root, &groups, &mut claims);
     let events = events(&root, &mut claims);
     let mailbox = mailbox(&root);
     let mut warnings = Vec::new();
@@ -77,7 +77,8 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
     };
     root.finish();
     check::overlaps(&claims);
-    check::mailbox(&root, mailbox.as_ref(), &claims);
+    check::widths(&claims, registers_max);
+    check::mailbox(&root, mailbox.as_ref(), &claims, registers_max);
     check::groups(&root, &groups, &tags, registers_max);
     let spec = MachineSpec {
         name: name?,
@@ -299,12 +300,7 @@ fn groups<'a>(root: &Table<'a>, claims: &mut Vec<Claim<'a>>) -> Vec<TagGroup> {
     groups
 }
 
-fn tags<'a>(
-    root: &Table<'a>,
-    groups: &[TagGroup],
-    registers_max: u16,
-    claims: &mut Vec<Claim<'a>>,
-) -> Vec<Tag> {
+fn tags<'a>(root: &Table<'a>, groups: &[TagGroup], claims: &mut Vec<Claim<'a>>) -> Vec<Tag> {
     let mut tags: Vec<Tag> = Vec::new();
     let entries = tables(root, "tag");
     too_many(root, "tag", entries.len());
@@ -330,7 +326,6 @@ fn tags<'a>(
             continue;
         };
         claim_read(claims, &format!("tag {name:?}"), table, Some(at));
-        fits_request(table, &at, registers_max);
         let values = sentinels.unwrap_or_default();
         tags.push(Tag {
             name,
@@ -345,22 +340,6 @@ fn tags<'a>(
         });
     }
     tags
-}
-
-fn fits_request(table: &Table<'_>, at: &Scalar, registers_max: u16) {
-    if at.data_type.registers() > registers_max
-        && let Some(node) = table.get("type")
-    {
-        node.problem(
-            format!(
-                "{}, which takes {} registers",
-                at.data_type.name(),
-                at.data_type.registers()
-            ),
-            format!("at most {registers_max} registers, so that one request reads it whole"),
-            None,
-        );
-    }
 }
 
 fn known_group(node: &Node<'_>, groups: &[TagGroup]) -> Option<String> {
@@ -515,6 +494,7 @@ pub(super) fn too_many(root: &Table<'_>, key: &'static str, count: usize) {
     }
 }
 
+/// Notes what stands on some registers.
 pub(super) fn claim<'a>(
     claims: &mut Vec<Claim<'a>>,
     what: &str,
@@ -528,7 +508,8 @@ pub(super) fn claim<'a>(
     }));
 }
 
-fn claim_read<'a>(
+/// As [`claim`], for a table with `read`.
+pub(super) fn claim_read<'a>(
     claims: &mut Vec<Claim<'a>>,
     what: &str,
     table: &Table<'a>,

@@ -2,6 +2,7 @@
 //! May call: board, core types.
 //! Never: open a device, the journal or a socket; hand out a configuration with a known problem.
 
+mod action;
 mod board_file;
 mod check;
 mod command;
@@ -12,8 +13,9 @@ mod problem;
 mod reader;
 mod render;
 
+pub use action::{WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
 pub use check::MANUAL_RETRY_MS;
-pub use command::{MAX_QUEUED_MAX, WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
+pub use command::MAX_QUEUED_MAX;
 pub use gateway::{JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, MACHINES_MAX};
 pub use machine::{ENTRIES_MAX, LINK_MS_MAX, POLL_MS_MIN, READ_REGISTERS_MAX};
 pub use point::NAME_CHARS_MAX;
@@ -135,7 +137,8 @@ fn parse(doc: &Doc) -> Result<DeTable<'_>, Vec<Problem>> {
             .contains("duplicate key")
             .then(|| "remove one of the two".to_owned());
         let span = error.span().unwrap_or(0..0);
-        doc.report(span, "", message, "valid TOML".into(), mend);
+        let found = format!("a syntax error ({message})");
+        doc.report(span, "", found, "valid TOML".into(), mend);
     }
     let problems = doc.take();
     if problems.is_empty() {
