@@ -565,6 +565,17 @@ fn names_are_given_once() {
     );
 }
 
+// covers: CFG-01
+#[test]
+fn a_machine_and_its_gateway_have_two_names() {
+    gateway_refused(
+        "\"gw-line3\"",
+        "\"press-1\"",
+        "\"press-1.toml\"",
+        &["like the gateway", "keys must not meet"],
+    );
+}
+
 // covers: POL-03
 #[test]
 fn a_safety_function_is_refused() {
@@ -962,6 +973,7 @@ fn all_problems_of_all_files_come_in_one_pass() {
     );
 }
 
+// The configuration's part: it is judged without a look at the state directory.
 // covers: F091
 #[test]
 fn a_wrong_configuration_leaves_the_state_directory_alone() {

@@ -500,7 +500,7 @@ fn device_contract(draft: &Draft<'_, '_>, action: Option<&Action>) -> bool {
         .as_ref()
         .and_then(|n| n.choice(&[("mailbox", true), ("none", false)]));
     if let (Some(node), Some(true)) = (&node, given)
-        && !matches!(action, Some(Action::Mailbox { .. }))
+        && matches!(action, Some(Action::Read { .. } | Action::Write { .. }))
     {
         let expected = "a command that goes to the mailbox, as only that knows request ids";
         node.wrong::<()>(expected, None);

@@ -140,6 +140,13 @@ fn machines(
                         Some(format!("change name in {text}")),
                     );
                 }
+                if name == gateway {
+                    item.problem(
+                        format!("a machine named {name:?}, like the gateway"),
+                        "two names: both are sources of events, whose keys must not meet",
+                        Some(format!("change name in {text}")),
+                    );
+                }
                 warnings.extend(machine.warnings.iter().map(|w| format!("{name}: {w}")));
                 specs.push(machine.spec);
             }

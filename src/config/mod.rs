@@ -126,7 +126,8 @@ fn parse(doc: &Doc) -> Result<DeTable<'_>, Vec<Problem>> {
             .contains("duplicate key")
             .then(|| "remove one of the two".to_owned());
         let span = error.span().unwrap_or(0..0);
-        doc.report(span, "", message, "valid TOML".into(), mend);
+        let found = format!("a syntax error ({message})");
+        doc.report(span, "", found, "valid TOML".into(), mend);
     }
     let problems = doc.take();
     if problems.is_empty() {

@@ -132,9 +132,13 @@ impl<'a> Table<'a> {
                 let mut known = asked.clone();
                 known.sort_unstable();
                 known.dedup();
-                let mend =
-                    nearest(name, known.iter().copied()).map(|n| format!("did you mean {n:?}?"));
-                (format!("one of {}", known.join(", ")), mend)
+                match nearest(name, known.iter().copied()) {
+                    Some(near) => (
+                        "a key of this table".to_owned(),
+                        Some(format!("did you mean {near:?}?")),
+                    ),
+                    None => (format!("one of {}", known.join(", ")), None),
+                }
             };
             let found = format!("the unknown key {name:?}");
             let path = self.child(name);
@@ -309,7 +313,10 @@ impl<'a> Node<'a> {
         match bytes {
             Some(bytes) if (bytes_min..=bytes_max).contains(&bytes) => Some(bytes),
             Some(_) => self.wrong(expected, None),
-            None => self.wrong(expected, Some("write it as \"512MiB\"".into())),
+            None => self.wrong(
+                expected,
+                Some("write it as a whole number of MiB, such as \"512MiB\"".into()),
+            ),
         }
     }
 
