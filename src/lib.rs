@@ -2,8 +2,8 @@
 
 pub mod api;
 pub mod board;
-pub mod config;
 pub mod cli;
+pub mod config;
 pub mod core;
 pub mod journal;
 pub mod plc;

@@ -16,7 +16,11 @@ pub(crate) fn check(global: &Global) -> Exit {
                 eprintln!("warning: {warning}");
             }
             let machines = config.machines.len();
-            println!("{}: good; {machines} machine(s), board {}\n", global.config.display(), config.board.name);
+            println!(
+                "{}: good; {machines} machine(s), board {}\n",
+                global.config.display(),
+                config.board.name
+            );
             print!("{}", config::render_policy(&config.machines));
             Exit::Done
         }

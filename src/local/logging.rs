@@ -15,8 +15,12 @@ struct Stderr {
 
 /// Logs at `level`; `HOLDFAST_LOG` (`error`, `warn`, `info`, `debug`, `trace`) overrides it.
 pub(super) fn start(level: LevelFilter) {
-    let asked = std::env::var("HOLDFAST_LOG").ok().and_then(|text| text.parse().ok());
-    let logger = Stderr { priorities: std::env::var_os("JOURNAL_STREAM").is_some() };
+    let asked = std::env::var("HOLDFAST_LOG")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    let logger = Stderr {
+        priorities: std::env::var_os("JOURNAL_STREAM").is_some(),
+    };
     if log::set_boxed_logger(Box::new(logger)).is_ok() {
         log::set_max_level(asked.unwrap_or(level));
     }
@@ -40,7 +44,10 @@ impl Log for Stderr {
         };
         let mut text = record.args().to_string().replace(['\n', '\r'], " ");
         if text.len() > LINE_BYTES_MAX {
-            let end = (0..=LINE_BYTES_MAX).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+            let end = (0..=LINE_BYTES_MAX)
+                .rev()
+                .find(|end| text.is_char_boundary(*end))
+                .unwrap_or(0);
             text.truncate(end);
         }
         let line = if self.priorities {

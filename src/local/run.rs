@@ -17,7 +17,9 @@ const WORKERS: usize = 2;
 /// The gateway.
 pub(crate) fn run(global: &Global) -> Exit {
     logging::start(LevelFilter::Info);
-    let Some(runtime) = runtime() else { return Exit::NotReachable };
+    let Some(runtime) = runtime() else {
+        return Exit::NotReachable;
+    };
     let ended = runtime.block_on(service::run(&global.config, Path::new(BOARDS_DIR), None));
     match ended {
         Ok(()) => Exit::Done,
@@ -25,7 +27,7 @@ pub(crate) fn run(global: &Global) -> Exit {
             report(&error);
             match error {
                 RunError::Configuration(_) => Exit::Configuration,
-                RunError::Open(_) | RunError::Engine(_) => Exit::Damage,
+                RunError::Open(_) | RunError::Engine(_) => Exit::Recovery,
                 RunError::System(_) | RunError::Bind(_) => Exit::NotReachable,
             }
         }
@@ -44,7 +46,9 @@ fn report(error: &RunError) {
 /// The simulated PLC.
 pub(crate) fn sim(_global: &Global, file: &Path) -> Exit {
     logging::start(LevelFilter::Info);
-    let Some(runtime) = runtime() else { return Exit::NotReachable };
+    let Some(runtime) = runtime() else {
+        return Exit::NotReachable;
+    };
     match runtime.block_on(holdfast::simulator::run_file(file)) {
         Ok(()) => Exit::Done,
         Err(error) => {
@@ -56,6 +60,11 @@ pub(crate) fn sim(_global: &Global, file: &Path) -> Exit {
 
 /// The one runtime of a long-running command.
 pub(super) fn runtime() -> Option<tokio::runtime::Runtime> {
-    let built = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build();
-    built.map_err(|error| eprintln!("holdfast: the system gives no event loop: {error}")).ok()
+    let built = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build();
+    built
+        .map_err(|error| eprintln!("holdfast: the system gives no event loop: {error}"))
+        .ok()
 }

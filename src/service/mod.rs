@@ -10,4 +10,4 @@ pub mod progress;
 pub mod sink_task;
 mod start;
 
-pub use start::{RunError, run};
+pub use start::{RELEASED_US, RunError, run};
