@@ -113,6 +113,8 @@ pub struct Link {
     tid: u16,
     ready: bool,
     last_reply: Option<Stamp>,
+    /// Since the last connection that proved itself.
+    failures: u32,
 }
 
 /// Words that were read, by place.
@@ -154,6 +156,7 @@ impl Link {
             session: None,
             ready: false,
             last_reply: None,
+            failures: 0,
         }
     }
 
@@ -162,6 +165,7 @@ impl Link {
     /// # Errors
     /// [`LinkError`]. After [`LinkError::UnitOffline`] the connection stays open for the next call.
     pub async fn connect(&mut self) -> Result<(), LinkError> {
+        self.failures = self.failures.saturating_add(1);
         if self.session.as_ref().is_none_or(Session::is_closed) {
             // One connection per device: the old one is closed before a new one is opened (F141).
             self.disconnect("a new connection");
@@ -184,7 +188,19 @@ impl Link {
             Err(called) => return Err(self.error(&called, &self.probe.to_string())),
         }
         self.ready = true;
+        self.failures = 0;
         Ok(())
+    }
+
+    /// How long to wait before the next [`Link::connect`], by any `random` number: uniform between the
+    /// least wait and that doubled for each failure, never above the configured longest (F141).
+    #[must_use]
+    pub fn backoff_ms(&self, random: u32) -> u64 {
+        let (least, longest) = (self.modbus.reconnect_ms_min, self.modbus.reconnect_ms_max);
+        let doubled = least.saturating_mul(1 << self.failures.min(20));
+        let spread = doubled.min(longest).saturating_sub(least);
+        let share = u128::from(spread) * u128::from(random) / u128::from(u32::MAX);
+        least.min(longest) + u64::try_from(share).unwrap_or(spread)
     }
 
     /// Whether a read was answered over the connection that is open now.

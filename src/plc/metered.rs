@@ -83,7 +83,7 @@ pub(super) struct Meter {
     pub(super) sent: usize,
     pub(super) sent_at: Option<Stamp>,
     pub(super) replied_at: Option<Stamp>,
-    /// The reply that fits, or the frame that broke the line.
+    /// The reply that fits, or else the last frame that did not.
     pub(super) reply: Vec<u8>,
     /// What came and was not the reply.
     pub(super) instead: Option<String>,
@@ -156,8 +156,14 @@ impl Line {
         state.drop_unasked()
     }
 
+    /// What is known so far; a reply that broke off is part of it.
     pub(super) fn meter(&self) -> Meter {
-        self.state().meter.clone()
+        let state = self.state();
+        let mut meter = state.meter.clone();
+        if meter.reply.is_empty() {
+            meter.reply = bounded(&state.raw);
+        }
+        meter
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -273,6 +279,7 @@ impl State {
             count(&self.tally.stale_reply);
             return Ok(true);
         }
+        self.meter.reply = bounded(&frame);
         match matching::fit(&self.meter.request, self.answering_unit, &frame) {
             Fit::Stale(tid) => {
                 count(&self.tally.stale_reply);
@@ -286,7 +293,7 @@ impl State {
             Fit::Misfit(why) => return Err(self.misfit(frame, why)),
             Fit::Reply => {
                 self.meter.replied_at = Some((self.clock)());
-                self.meter.reply = bounded(&frame);
+                self.meter.instead = None;
                 frame[..2].copy_from_slice(&self.codec_header[..2]);
                 frame[6] = self.codec_header[6];
                 self.passed = frame;

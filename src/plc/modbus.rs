@@ -221,10 +221,12 @@ fn ended(request: &Request<'_>, response: Response) -> End {
 fn broken(meter: &Meter, why: String) -> End {
     let total = meter.request.len();
     let why = match &meter.instead {
-        Some(instead) if *instead != why => {
-            format!("{why}; {instead} [{}]", hex(&meter.reply))
-        }
+        Some(instead) if *instead != why => format!("{why}; {instead}"),
         _ => why,
+    };
+    let why = match meter.reply.as_slice() {
+        [] => why,
+        bytes => format!("{why} [{}]", hex(bytes)),
     };
     if meter.sent == 0 {
         End::NotSent(why)

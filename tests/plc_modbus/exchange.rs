@@ -151,6 +151,7 @@ async fn a_reply_from_another_unit_is_named_and_not_taken() {
     let why = no_reply(&exchange);
     assert!(why.contains("no reply within"), "{why}");
     assert!(why.contains("reply from unit 1, expected 3"), "{why}");
+    assert_eq!(exchange.reply[6..9], [1, 3, 8]);
     assert_eq!(counter(&link, "wrong_unit"), 1);
 
     // The option is for the device that is known to do so.
@@ -218,6 +219,7 @@ async fn a_reply_cut_short_leaves_one_write_and_an_unknown_outcome() {
     })
     .await;
     no_reply(&exchange);
+    assert_eq!(exchange.reply.len(), 9);
     assert!(matches!(
         link.run(&write_one()).await.outcome,
         Outcome::NotSent { .. }
@@ -324,6 +326,24 @@ async fn a_connection_that_is_refused_says_so() {
     assert!(matches!(error, LinkError::Refused { .. }), "{error:?}");
     assert!(!link.is_connected());
     assert_eq!(counter(&link, "connect_failures"), 1);
+}
+
+// covers: F059, F141
+#[tokio::test]
+async fn the_wait_before_a_reconnection_doubles_within_its_bounds() {
+    let server = Server::start(|_| vec![Act::Fin]).await;
+    let mut spec = spec(server.port);
+    let mut link = connected(&spec).await;
+    assert_eq!((link.backoff_ms(0), link.backoff_ms(u32::MAX)), (10, 10));
+    spec.gate.identity = None;
+    let mut failing = Link::new(&spec, crate::server::clock());
+    for longest in [20, 40, 80, 100, 100] {
+        failing.connect().await.unwrap_err();
+        let waits = (failing.backoff_ms(0), failing.backoff_ms(u32::MAX));
+        assert_eq!(waits, (10, longest));
+    }
+    link.disconnect("done");
+    assert!(!link.is_open());
 }
 
 #[tokio::test]
