@@ -231,14 +231,19 @@ impl MachineTask {
                 change: LinkChange::Connecting,
             })
             .await;
-            let left = match self.link.connect().await {
-                Ok(()) => self.connected().await,
-                Err(error) => Left::Lost(error.to_string()),
+            let (left, keep_open) = match self.link.connect().await {
+                Ok(()) => (self.connected().await, false),
+                // The way there stands, the unit behind it does not (F043): it is asked again over the same way.
+                Err(error @ LinkError::UnitOffline { .. }) => (Left::Lost(error.to_string()), true),
+                Err(error) => (Left::Lost(error.to_string()), false),
             };
             let (reason, stopped) = match left {
                 Left::Stopped => ("the gateway is stopping".to_owned(), true),
                 Left::Lost(reason) => (reason, false),
             };
+            if !keep_open {
+                self.link.disconnect(&reason);
+            }
             self.lost(&reason).await;
             if stopped || self.pause().await {
                 break;
@@ -418,7 +423,6 @@ impl MachineTask {
         if was {
             log::warn!("{}: connection lost: {reason}", self.spec.name);
         }
-        self.link.disconnect(reason);
         self.observed.clear();
         self.show_counters();
         let change = LinkChange::Down {
@@ -544,12 +548,5 @@ fn read_failure(outcome: &Outcome) -> String {
             )
         }
         Outcome::DeviceAccepted | Outcome::DeviceReplied(_) => "the reply carries no values".into(),
-    }
-}
-
-/// A failed connection, for those who only want its words.
-impl From<LinkError> for Left {
-    fn from(error: LinkError) -> Self {
-        Self::Lost(error.to_string())
     }
 }
