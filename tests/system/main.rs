@@ -1,0 +1,4 @@
+//! The real binary over real links: one process a gateway, effects counted at the device.
+
+mod harness;
+mod smoke;
