@@ -170,7 +170,6 @@ pub fn table() -> Vec<Route> {
 }
 
 /// All routes, over one [`App`].
-#[must_use]
 pub fn router(app: App) -> Router {
     let body_bytes = app.limits.body_bytes;
     table()
@@ -181,7 +180,22 @@ pub fn router(app: App) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(body_bytes))
+        .layer(axum::middleware::map_response(as_problem))
         .with_state(app)
+}
+
+/// What the router refuses by itself, such as a path that is no UTF-8, in the form of all problems.
+async fn as_problem(response: Response) -> Response {
+    let status = response.status();
+    let is_plain = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_none_or(|media| media.as_bytes().starts_with(b"text/plain"));
+    if status.is_client_error() && is_plain {
+        let detail = "the path or its parameters cannot be read: expected percent-encoded UTF-8";
+        return Problem::new(status, "malformed", detail).into_response();
+    }
+    response
 }
 
 async fn no_such_path(request: Request) -> Problem {
