@@ -17,7 +17,7 @@ use holdfast::core::intent::{Digest, RawValue};
 use holdfast::core::lifecycle::{Evidence, HeldReason, RejectReason, State, UnknownReason};
 use holdfast::core::record::Tombstone;
 use serde_json::{Value as Json, json};
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -955,4 +955,46 @@ fn what_the_router_itself_refuses_is_a_problem_too() {
     let gateway = Gateway::start();
     let found = problem(gateway.get("/v1/operations/%FF"));
     assert_eq!((found.0, found.1.as_str()), (400, "malformed"));
+}
+
+// covers: EVT-01
+#[test]
+fn events_are_printed_byte_for_byte_and_followed_without_a_gap() {
+    let gateway = Gateway::start();
+    let mut first = event(1, 0, 42);
+    first.1.body = "{\"b\": 1.50,  \"a\":2}".into();
+    gateway.fake.events.lock().unwrap().push(first);
+    let printed = text(&gateway.cli(&["events", "--json"]).stdout);
+    assert!(
+        printed.contains("\"body\":{\"b\": 1.50,  \"a\":2},"),
+        "{printed}"
+    );
+
+    let mut follower = std::process::Command::new(env!("CARGO_BIN_EXE_holdfast"))
+        .arg("--socket")
+        .arg(&gateway.socket)
+        .args(["events", "--follow", "--json"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufReader::new(follower.stdout.take().unwrap()).lines();
+    assert!(
+        lines
+            .next()
+            .unwrap()
+            .unwrap()
+            .contains("\"sequence\":\"42\"")
+    );
+    gateway.fake.events.lock().unwrap().push(event(2, 0, 43));
+    gateway.fake.commits.send_replace(CommitNo(2));
+    assert!(
+        lines
+            .next()
+            .unwrap()
+            .unwrap()
+            .contains("\"sequence\":\"43\"")
+    );
+    gateway.stop.send(true).unwrap();
+    assert_eq!(follower.wait().unwrap().code(), Some(8));
 }
