@@ -50,6 +50,9 @@ pub struct Page<T, C> {
     pub next: Option<C>,
 }
 
+/// A part of the log's events, each with its place.
+pub type EventsPage = Page<(Position, EventRecord), Position>;
+
 /// Where to begin in the events.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EventsAfter {
@@ -235,11 +238,7 @@ pub trait Backend: Send + Sync + 'static {
         filter: OperationFilter,
     ) -> Reply<Result<Page<Operation, CommitNo>, ReadError>>;
     /// Lists events in the order of the log.
-    fn events(
-        &self,
-        after: EventsAfter,
-        limit: usize,
-    ) -> Reply<Result<Page<(Position, EventRecord), Position>, ReadError>>;
+    fn events(&self, after: EventsAfter, limit: usize) -> Reply<Result<EventsPage, ReadError>>;
     /// Changes whenever a commit has become durable; for streams.
     fn commits(&self) -> tokio::sync::watch::Receiver<CommitNo>;
     /// See [`Status`].

@@ -205,7 +205,7 @@ mod tests {
     use crate::core::ids::InvalidOperationId;
     use crate::core::intent::Digest;
 
-    // covers: IF-01, CMD-03, A2, A15, A17, A20
+    // covers: IF-01, CMD-03
     #[test]
     fn every_refusal_has_its_status_and_code() {
         let digest = |byte| Digest {

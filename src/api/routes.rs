@@ -2,55 +2,46 @@
 //! May call: the backend, views, problems.
 //! Never: answer anything but what the backend said.
 
-use super::backend::{Act, Backend, EventsAfter, Known, OperationFilter, Verdict};
+use super::backend::{Act, Backend, Known, Verdict};
 use super::problem::{Problem, rejected, too_late};
+use super::reads::{
+    dead_letters, events, healthz, machine, machines, openapi, operation, operations, readyz,
+    report, show_metrics, show_policy, show_stream, sinks, status, tags,
+};
 use super::request::{Fields, nearest, parse_request};
 use super::roles::{Permission, Roles};
 use super::server::{Limits, stopped};
-use super::types::{
-    OperationView, STATE_NAMES, parse_cursor, parse_duration_ms, parse_time, view_dead_letters,
-    view_events, view_known, view_machine, view_operation, view_report, view_sink, view_status,
-    view_tag, view_values,
-};
-use super::{metrics, policy, stream};
+use super::types::{OperationView, parse_duration_ms, view_known, view_operation, view_values};
 use crate::core::gateway::{Answer, Refusal};
-use crate::core::ids::{CommitNo, EventKey, OperationId};
+use crate::core::ids::{EventKey, OperationId};
 use crate::core::lifecycle::{Actor, State as OpState};
 use crate::core::record::Operation;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, Path, Query, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use axum::response::sse::{KeepAlive, Sse};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Json, Router};
-use serde::Serialize;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// The OpenAPI 3.1 document.
-pub const OPENAPI: &str = include_str!("openapi.json");
-/// Rows of a list when the caller names no `limit`.
-pub const LIST_COUNT_DEFAULT: usize = 100;
-/// Most rows of a list.
-pub const LIST_COUNT_MAX: usize = 1000;
 /// Says that an answer is of an operation recorded before (CMD-02).
 pub const REPLAYED: HeaderName = HeaderName::from_static("operation-replayed");
 
-type Params = BTreeMap<String, String>;
-type Outcome = Result<Response, Problem>;
+pub(super) type Params = BTreeMap<String, String>;
+pub(super) type Outcome = Result<Response, Problem>;
 
 /// What every route has at hand.
 #[derive(Clone)]
 pub struct App {
-    backend: Arc<dyn Backend>,
+    pub(super) backend: Arc<dyn Backend>,
     roles: watch::Receiver<Arc<Roles>>,
-    limits: Limits,
+    pub(super) limits: Limits,
     waiting: Arc<Semaphore>,
-    shutdown: watch::Receiver<bool>,
+    pub(super) shutdown: watch::Receiver<bool>,
 }
 
 impl App {
@@ -71,7 +62,12 @@ impl App {
         }
     }
 
-    async fn require(&self, actor: &Actor, what: Permission, action: &str) -> Result<(), Problem> {
+    pub(super) async fn require(
+        &self,
+        actor: &Actor,
+        what: Permission,
+        action: &str,
+    ) -> Result<(), Problem> {
         let roles = self.roles.borrow().clone();
         if roles.may(actor, what) {
             return Ok(());
@@ -90,12 +86,16 @@ impl App {
         .with("needed", what.least_role().name()))
     }
 
-    fn wait_permit(&self) -> Option<OwnedSemaphorePermit> {
+    pub(super) fn wait_permit(&self) -> Option<OwnedSemaphorePermit> {
         self.waiting.clone().try_acquire_owned().ok()
     }
 
     /// Waits for an end, at most `wait_ms`; answers at once when too many wait, or when stopping.
-    async fn wait(&self, id: &OperationId, wait_ms: u64) -> Result<Option<Known>, Problem> {
+    pub(super) async fn wait(
+        &self,
+        id: &OperationId,
+        wait_ms: u64,
+    ) -> Result<Option<Known>, Problem> {
         let mut shutdown = self.shutdown.clone();
         if wait_ms > 0
             && let Some(_permit) = self.wait_permit()
@@ -170,7 +170,6 @@ pub fn table() -> Vec<Route> {
 }
 
 /// All routes, over one [`App`].
-#[must_use]
 pub fn router(app: App) -> Router {
     let body_bytes = app.limits.body_bytes;
     table()
@@ -181,7 +180,22 @@ pub fn router(app: App) -> Router {
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(body_bytes))
+        .layer(axum::middleware::map_response(as_problem))
         .with_state(app)
+}
+
+/// What the router refuses by itself, such as a path that is no UTF-8, in the form of all problems.
+async fn as_problem(response: Response) -> Response {
+    let status = response.status();
+    let is_plain = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_none_or(|media| media.as_bytes().starts_with(b"text/plain"));
+    if status.is_client_error() && is_plain {
+        let detail = "the path or its parameters cannot be read: expected percent-encoded UTF-8";
+        return Problem::new(status, "malformed", detail).into_response();
+    }
+    response
 }
 
 async fn no_such_path(request: Request) -> Problem {
@@ -229,7 +243,7 @@ impl FromRequest<App> for Body {
     }
 }
 
-fn known(params: &Params, names: &[&str]) -> Result<(), Problem> {
+pub(super) fn known(params: &Params, names: &[&str]) -> Result<(), Problem> {
     let Some(name) = params.keys().find(|name| !names.contains(&name.as_str())) else {
         return Ok(());
     };
@@ -245,7 +259,7 @@ fn known(params: &Params, names: &[&str]) -> Result<(), Problem> {
     )
 }
 
-fn wait_ms(params: &Params, limits: &Limits) -> Result<u64, Problem> {
+pub(super) fn wait_ms(params: &Params, limits: &Limits) -> Result<u64, Problem> {
     let Some(text) = params.get("wait") else {
         return Ok(0);
     };
@@ -261,36 +275,8 @@ fn wait_ms(params: &Params, limits: &Limits) -> Result<u64, Problem> {
         })
 }
 
-fn limit(params: &Params) -> Result<usize, Problem> {
-    let Some(text) = params.get("limit") else {
-        return Ok(LIST_COUNT_DEFAULT);
-    };
-    text.parse()
-        .ok()
-        .filter(|limit| (1..=LIST_COUNT_MAX).contains(limit))
-        .ok_or_else(|| {
-            Problem::invalid(
-                "limit",
-                format!("{text:?}"),
-                format!("1 to {LIST_COUNT_MAX}"),
-            )
-        })
-}
-
-fn parse_id(text: &str) -> Result<OperationId, Problem> {
+pub(super) fn parse_id(text: &str) -> Result<OperationId, Problem> {
     OperationId::parse(text).map_err(|error| Refusal::from(error).into())
-}
-
-fn raw_json(text: String) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
-}
-
-fn list<T: Serialize>(name: &str, items: Vec<T>, next: Option<String>) -> Outcome {
-    let mut body = json!({ name: items });
-    if let Some(next) = next {
-        body["next"] = json!(next);
-    }
-    Ok(Json(body).into_response())
 }
 
 fn recorded(operation: &Operation) -> Outcome {
@@ -389,90 +375,12 @@ async fn query(
     .into_response())
 }
 
-fn busy() -> Problem {
+pub(super) fn busy() -> Problem {
     Problem::new(
         StatusCode::SERVICE_UNAVAILABLE,
         "busy",
         "as many requests wait here as may; try again in a moment, or without waiting",
     )
-}
-
-async fn operation(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Path(id): Path<String>,
-    Query(params): Query<Params>,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "read an operation")
-        .await?;
-    known(&params, &["wait"])?;
-    let wait_ms = wait_ms(&params, &app.limits)?;
-    let id = parse_id(&id)?;
-    match app.wait(&id, wait_ms).await? {
-        Some(found) => Ok(Json(view_known(&found)).into_response()),
-        None => Err(Refusal::UnknownOperation(id.to_string()).into()),
-    }
-}
-
-fn filter(params: &Params, names: &[&str]) -> Result<OperationFilter, Problem> {
-    known(params, names)?;
-    let state = params.get("state").cloned();
-    if let Some(name) = &state
-        && !STATE_NAMES.contains(&name.as_str())
-    {
-        let expected = format!("one of: {}", STATE_NAMES.join(", "));
-        return Err(Problem::invalid("state", format!("{name:?}"), expected));
-    }
-    let since_us = params
-        .get("since")
-        .map(|text| {
-            parse_time(text).map_err(|_| {
-                let expected = "a time such as 2026-11-30T08:00:00Z (RFC 3339)";
-                Problem::invalid("since", format!("{text:?}"), expected)
-            })
-        })
-        .transpose()?;
-    let after = params
-        .get("after")
-        .map(|text| {
-            text.parse().map(CommitNo).map_err(|_| {
-                Problem::invalid("after", format!("{text:?}"), "\"next\" of the part before")
-            })
-        })
-        .transpose()?;
-    Ok(OperationFilter {
-        machine: params.get("machine").cloned(),
-        state,
-        since_us,
-        after,
-        limit: limit(params)?,
-    })
-}
-
-async fn operations(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Query(params): Query<Params>,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "list operations")
-        .await?;
-    let filter = filter(&params, &["machine", "state", "since", "after", "limit"])?;
-    let page = app.backend.operations(filter).await?;
-    let items = page.items.iter().map(view_operation).collect();
-    list("operations", items, page.next.map(|next| next.to_string()))
-}
-
-async fn report(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Query(params): Query<Params>,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "read the report")
-        .await?;
-    let filter = filter(&params, &["machine", "state", "since", "after", "limit"])?;
-    let page = app.backend.operations(filter).await?;
-    let items = page.items.iter().map(view_report).collect();
-    list("operations", items, page.next.map(|next| next.to_string()))
 }
 
 async fn act(app: &App, actor: Actor, id: &str, needed: Permission, act: Act) -> Outcome {
@@ -572,154 +480,6 @@ async fn reissue(
     act(&app, actor, &id, Permission::Submit, what).await
 }
 
-async fn status(State(app): State<App>, Extension(actor): Extension<Actor>) -> Outcome {
-    app.require(&actor, Permission::Query, "read the status")
-        .await?;
-    Ok(Json(view_status(&app.backend.status().await)).into_response())
-}
-
-async fn machines(State(app): State<App>, Extension(actor): Extension<Actor>) -> Outcome {
-    app.require(&actor, Permission::Query, "list machines")
-        .await?;
-    let status = app.backend.status().await;
-    let items = status.machines.iter().map(view_machine).collect();
-    list("machines", items, None)
-}
-
-async fn machine(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Path(name): Path<String>,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "read a machine")
-        .await?;
-    let status = app.backend.status().await;
-    let found = status.machines.iter().find(|machine| machine.name == name);
-    let found = found.ok_or_else(|| unknown_machine(&app, &name))?;
-    Ok(Json(view_machine(found)).into_response())
-}
-
-fn unknown_machine(app: &App, name: &str) -> Problem {
-    let machines = app.backend.machines();
-    let near = nearest(name, machines.iter().map(|machine| machine.name.as_str()));
-    Refusal::UnknownMachine {
-        name: name.into(),
-        nearest: near.map(str::to_owned),
-    }
-    .into()
-}
-
-async fn tags(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Path(name): Path<String>,
-    Query(params): Query<Params>,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "read tags").await?;
-    known(&params, &["read", "now"])?;
-    let machines = app.backend.machines();
-    let spec = machines.iter().find(|machine| machine.name == name);
-    let spec = spec.ok_or_else(|| unknown_machine(&app, &name))?;
-    let mut wanted: Vec<String> = Vec::new();
-    for tag in params.get("read").iter().flat_map(|names| names.split(',')) {
-        let known = || spec.tags.iter().map(|tag| tag.name.as_str());
-        if !known().any(|known| known == tag) {
-            let near = nearest(tag, known());
-            let hint = near.map_or_else(String::new, |near| format!("; did you mean {near:?}?"));
-            return Err(Problem::new(
-                StatusCode::NOT_FOUND,
-                "unknown_tag",
-                format!("machine {name:?} has no tag {tag:?}{hint}"),
-            )
-            .with("nearest", near));
-        }
-        wanted.push(tag.to_owned());
-    }
-    let now = match params.get("now").map(String::as_str) {
-        None | Some("false") => false,
-        Some("true") => true,
-        Some(other) => {
-            return Err(Problem::invalid(
-                "now",
-                format!("{other:?}"),
-                "true or false",
-            ));
-        }
-    };
-    let found = if now {
-        if wanted.is_empty() {
-            wanted = spec.tags.iter().map(|tag| tag.name.clone()).collect();
-        }
-        app.backend.read_now(name, wanted).await?
-    } else {
-        let mut found = app.backend.tags(name).await?;
-        found.retain(|tag| wanted.is_empty() || wanted.contains(&tag.name));
-        found
-    };
-    list("tags", found.iter().map(view_tag).collect(), None)
-}
-
-async fn show_policy(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Query(params): Query<Params>,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "read the policy")
-        .await?;
-    known(&params, &["machine"])?;
-    let machines = app.backend.machines();
-    let wanted = params.get("machine");
-    if let Some(name) = wanted
-        && !machines.iter().any(|machine| machine.name == *name)
-    {
-        return Err(unknown_machine(&app, name));
-    }
-    let shown = machines
-        .iter()
-        .map(Arc::as_ref)
-        .filter(|machine| wanted.is_none_or(|name| machine.name == *name));
-    Ok(Json(policy::view_policy(shown)).into_response())
-}
-
-async fn events(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Query(params): Query<Params>,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "read events")
-        .await?;
-    known(&params, &["after", "limit"])?;
-    let after = match params.get("after") {
-        None => EventsAfter::Start,
-        Some(text) => parse_cursor(text)
-            .map(EventsAfter::Position)
-            .or_else(|| EventKey::parse(text).map(EventsAfter::Key))
-            .ok_or_else(|| {
-                let expected = "a cursor, or source/epoch/sequence";
-                Problem::invalid("after", format!("{text:?}"), expected)
-            })?,
-    };
-    let page = app.backend.events(after, limit(&params)?).await?;
-    Ok(raw_json(view_events(&page.items, page.next.as_ref())))
-}
-
-async fn sinks(State(app): State<App>, Extension(actor): Extension<Actor>) -> Outcome {
-    app.require(&actor, Permission::Query, "list sinks").await?;
-    let status = app.backend.status().await;
-    list("sinks", status.sinks.iter().map(view_sink).collect(), None)
-}
-
-async fn dead_letters(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Path(sink): Path<String>,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "read dead letters")
-        .await?;
-    let letters = app.backend.dead_letters(sink).await?;
-    Ok(raw_json(view_dead_letters(&letters)))
-}
-
 /// `…/{source}/{epoch}/{sequence}/resend|drop`: a key has slashes, encoded or not.
 async fn settle(
     State(app): State<App>,
@@ -753,28 +513,6 @@ async fn settle(
     Ok(Json(json!({"key": key.to_string(), "settled": how})).into_response())
 }
 
-async fn show_stream(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    headers: HeaderMap,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "follow the stream")
-        .await?;
-    let last = headers
-        .get("last-event-id")
-        .map(|value| value.to_str().unwrap_or("?"));
-    let newest = *app.backend.commits().borrow();
-    let at = stream::start(last, newest).ok_or_else(|| {
-        let found = format!("{:?}", last.unwrap_or_default());
-        Problem::invalid("Last-Event-ID", found, "an id that this stream gave")
-    })?;
-    let permit = app.wait_permit().ok_or_else(busy)?;
-    let events = stream::follow(app.backend.clone(), at, app.shutdown.clone(), permit);
-    Ok(Sse::new(events)
-        .keep_alive(KeepAlive::default())
-        .into_response())
-}
-
 async fn reload(State(app): State<App>, Extension(actor): Extension<Actor>, body: Body) -> Outcome {
     app.require(&actor, Permission::Administer, "reload the configuration")
         .await?;
@@ -789,34 +527,9 @@ async fn reload(State(app): State<App>, Extension(actor): Extension<Actor>, body
     }
 }
 
-async fn show_metrics(State(app): State<App>, Extension(actor): Extension<Actor>) -> Outcome {
-    app.require(&actor, Permission::Query, "read metrics")
-        .await?;
-    let text = metrics::render(&app.backend.status().await, &app.backend.health());
-    Ok(([(header::CONTENT_TYPE, metrics::MEDIA_TYPE)], text).into_response())
-}
-
-async fn healthz() -> Response {
-    Json(json!({"alive": true})).into_response()
-}
-
-async fn readyz(State(app): State<App>) -> Response {
-    let health = app.backend.health();
-    let status = if health.ready {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
-    let body = json!({"ready": health.ready, "stuck": health.stuck});
-    (status, Json(body)).into_response()
-}
-
-async fn openapi() -> Response {
-    raw_json(OPENAPI.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::reads::OPENAPI;
     use super::*;
     use std::collections::BTreeSet;
 

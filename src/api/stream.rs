@@ -2,12 +2,12 @@
 //! May call: the backend, the canonical event.
 //! Never: give out an id before every event of that commit was given out, so that resuming loses none.
 
-use super::backend::{Backend, EventsAfter, Page};
+use super::backend::{Backend, EventsAfter, EventsPage};
 use super::server::stopped;
 use super::types::parse_cursor;
 use crate::core::event::to_json;
 use crate::core::ids::CommitNo;
-use crate::core::record::{EventRecord, Position};
+use crate::core::record::Position;
 use axum::response::sse::Event;
 use futures_util::Stream;
 use std::collections::VecDeque;
@@ -91,7 +91,7 @@ impl Follower {
         self.ready.pop_front()
     }
 
-    fn take(&mut self, page: Page<(Position, EventRecord), Position>) {
+    fn take(&mut self, page: EventsPage) {
         let more = page.next.is_some();
         let mut items = page.items.into_iter().peekable();
         while let Some((position, event)) = items.next() {

@@ -94,6 +94,10 @@ async fn list(
             )));
         }
     }
+    if out.json() && key.is_none() {
+        out.raw(&raw.text);
+        return Ok(Exit::Done);
+    }
     if out.json() {
         out.raw(&json!({"dead_letters": all.dead_letters}).to_string());
         return Ok(Exit::Done);

@@ -5,9 +5,11 @@
 use super::client::{Client, with_params};
 use super::exit::{Exit, Failure};
 use super::text::{Out, short_time};
+use crate::api::types::StatusView;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::Value as Json;
+use serde_json::value::RawValue;
 
 /// Arguments of `events`.
 #[derive(Debug, Args)]
@@ -23,11 +25,19 @@ pub struct EventsArgs {
 
 #[derive(Deserialize)]
 struct Part {
-    events: Vec<Json>,
+    // As they came: a digest is over these bytes.
+    events: Vec<Box<RawValue>>,
     next: Option<String>,
 }
 
 pub(super) async fn run(client: &Client, out: &mut Out, args: EventsArgs) -> Result<Exit, Failure> {
+    // Asked before the list, so that what comes after an empty one is not missed.
+    let mut begin = if args.follow {
+        let status: StatusView = client.get("/v1/status").await?.parse()?;
+        Some(status.journal.commit)
+    } else {
+        None
+    };
     let mut after = args.since;
     loop {
         let params = [("after", after.as_deref()), ("limit", Some("500"))];
@@ -36,19 +46,16 @@ pub(super) async fn run(client: &Client, out: &mut Out, args: EventsArgs) -> Res
             .await?
             .parse()?;
         for event in &part.events {
-            show(event, out);
+            show(event.get(), out);
         }
         if !out.flush() {
             return Ok(Exit::Done);
         }
-        let last = part
-            .events
-            .last()
-            .and_then(|event| event["cursor"].as_str());
+        let last = part.events.last().and_then(|event| cursor(event.get()));
         match (part.next, last) {
             (Some(next), _) => after = Some(next),
             (None, Some(last)) => {
-                after = Some(last.to_owned());
+                begin = Some(last);
                 break;
             }
             (None, None) => break,
@@ -57,11 +64,8 @@ pub(super) async fn run(client: &Client, out: &mut Out, args: EventsArgs) -> Res
     if !args.follow {
         return Ok(Exit::Done);
     }
-    // After a key alone nothing has come yet: the stream begins with what is new.
-    let last = after.filter(|at| !at.contains('/'));
-    let follow = client.stream(last.as_deref(), |data| {
-        let event: Json = serde_json::from_str(data).unwrap_or(Json::Null);
-        show(&event, out);
+    let follow = client.stream(begin.as_deref(), |data| {
+        show(data, out);
         out.flush()
     });
     follow.await?;
@@ -72,12 +76,18 @@ pub(super) async fn run(client: &Client, out: &mut Out, args: EventsArgs) -> Res
     Ok(Exit::Done)
 }
 
+fn cursor(event: &str) -> Option<String> {
+    let event: Json = serde_json::from_str(event).ok()?;
+    event["cursor"].as_str().map(str::to_owned)
+}
+
 /// One event a line; as JSON exactly as it came.
-fn show(event: &Json, out: &mut Out) {
+fn show(event: &str, out: &mut Out) {
     if out.json() {
-        out.raw(&event.to_string());
+        out.raw(event);
         return;
     }
+    let event: Json = serde_json::from_str(event).unwrap_or(Json::Null);
     let text = |name: &str| event[name].as_str().unwrap_or("?").to_owned();
     let quality = text("quality");
     let quality = if quality == "good" {

@@ -4,6 +4,7 @@
 
 use super::text::complain;
 use serde_json::Value as Json;
+use std::io::Write as _;
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +104,8 @@ impl Failure {
             Self::Problem { status, body } => {
                 let code = body["code"].as_str().unwrap_or_default();
                 if json {
-                    println!("{body}");
+                    // Whoever read our output has enough of it.
+                    let _ = writeln!(std::io::stdout().lock(), "{body}");
                 } else {
                     complain(&explain(body));
                 }

@@ -208,7 +208,7 @@ pub struct Local {
     pub journal: fn(&Global, &JournalCommand) -> Exit,
 }
 
-/// Which shape a list is printed in.
+/// What to do with dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Settle {
     /// Print them with both contents
@@ -250,13 +250,9 @@ fn remotely(global: &Global, command: Command) -> Exit {
     let client = Client::new(global.socket.clone());
     let mut out = Out::stdout(global.json);
     let done = runtime.block_on(remote(&client, &mut out, command));
-    let printed = out.finish();
-    match (done, printed) {
-        (Ok(exit), Ok(())) => exit,
-        // Whoever read our output has enough of it.
-        (Ok(exit), Err(_)) => exit,
-        (Err(failure), _) => failure.report(global.json),
-    }
+    // Whoever read our output may have enough of it: what was done stays done.
+    out.flush();
+    done.unwrap_or_else(|failure| failure.report(global.json))
 }
 
 async fn remote(client: &Client, out: &mut Out, command: Command) -> Result<Exit, Failure> {

@@ -107,13 +107,6 @@ impl Out {
         self.broken |= done.is_err();
         !self.broken
     }
-    /// Writes out the rest.
-    ///
-    /// # Errors
-    /// Nobody reads it any more.
-    pub fn finish(mut self) -> Result<(), ()> {
-        if self.flush() { Ok(()) } else { Err(()) }
-    }
 }
 
 /// Says on standard error what is wrong.

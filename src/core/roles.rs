@@ -45,9 +45,9 @@ impl Role {
 /// What is allowed separately (CMD-09).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// Read anything, and commands of class `query`.
+    /// Read anything, and ask queries that record nothing.
     Query,
-    /// Submit a command, or reissue one.
+    /// Submit an operation, do one again, or have one verified.
     Submit,
     /// Withdraw one.
     Cancel,
