@@ -108,8 +108,11 @@ pub(super) struct Facts {
     pub(super) chain: u32,
 }
 
+/// The parts of one value, framed.
+pub(super) type Frames = Vec<Vec<u8>>;
+
 /// Frames `body`, in as many parts as it takes; `None` if it is larger than [`BLOCK_BYTES_MAX`].
-pub(super) fn encode(facts: Facts, body: &[u8]) -> Option<Vec<Vec<u8>>> {
+pub(super) fn encode(facts: Facts, body: &[u8]) -> Option<Frames> {
     let pieces: Vec<&[u8]> = if body.is_empty() {
         vec![body]
     } else {

@@ -6,7 +6,7 @@ use super::evidence::Evidence;
 use super::files::{self, HighWater, HighWaterFile, Lock, LockFault};
 use super::open::draw_epoch;
 use super::reader::{Reader, Source};
-use super::state::{self, cursor_key, dead_key, machine_key};
+use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key};
 use super::store::{self, Store, StoreError, guarded};
 use super::{Finding, Meta, Options, Recovered, no_key};
 use crate::core::ids::{CommitNo, Epoch};
@@ -368,8 +368,8 @@ fn build(
         };
         last_epoch = block.epoch;
         let (frames, next) = state::encode_block(&block, chain).map_err(|e| match e {
-            Ok(bytes) => ToolError::Io(format!("commit {no} has {bytes} bytes")),
-            Err(e) => e.into(),
+            EncodeFault::TooLarge(bytes) => ToolError::Io(format!("commit {no} has {bytes} bytes")),
+            EncodeFault::Store(e) => e.into(),
         })?;
         store::put(&store.log, &no_key(no), &frames)?;
         chain = next;

@@ -2,7 +2,7 @@
 //! May call: store, frame.
 //! Never: show what is not durable.
 
-use super::frame::{self, Facts, Head, Kind};
+use super::frame::{self, Facts, Frames, Head, Kind};
 use super::store::{self, Store, StoreError};
 use super::{META_KEY, Meta, no_key, order_key};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
@@ -148,13 +148,18 @@ pub(super) fn events_in(block: &Block) -> u32 {
     u32::try_from(events.count()).unwrap_or(u32::MAX)
 }
 
-/// A block's frames and its chain; `Err` with its size if it is too large.
-pub(super) fn encode_block(
-    block: &Block,
-    before: u32,
-) -> Result<(Vec<Vec<u8>>, u32), Result<usize, StoreError>> {
-    let body = postcard::to_stdvec(block)
-        .map_err(|e| Err(StoreError(format!("encoding commit {}: {e}", block.no))))?;
+/// Why a block cannot be framed.
+pub(super) enum EncodeFault {
+    /// Its size.
+    TooLarge(usize),
+    Store(StoreError),
+}
+
+/// A block's frames and its chain.
+pub(super) fn encode_block(block: &Block, before: u32) -> Result<(Frames, u32), EncodeFault> {
+    let body = postcard::to_stdvec(block).map_err(|e| {
+        EncodeFault::Store(StoreError(format!("encoding commit {}: {e}", block.no)))
+    })?;
     let chain = frame::chain(before, &body);
     let facts = Facts {
         kind: Kind::Block,
@@ -163,7 +168,7 @@ pub(super) fn encode_block(
         events: events_in(block),
         chain,
     };
-    let frames = frame::encode(facts, &body).ok_or(Ok(body.len()))?;
+    let frames = frame::encode(facts, &body).ok_or(EncodeFault::TooLarge(body.len()))?;
     Ok((frames, chain))
 }
 

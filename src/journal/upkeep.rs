@@ -378,7 +378,7 @@ fn due_ends(
 fn shrink(store: &Store, head: &Head, operation: &Operation, base: i64) -> Result<i64, StoreError> {
     let tombstone = Tombstone {
         id: operation.id.clone(),
-        digest: operation.digest.clone(),
+        digest: operation.digest,
         state: operation.state.name().into(),
         created_us: operation.created.wall_us,
     };

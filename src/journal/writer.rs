@@ -3,8 +3,9 @@
 //! Never: answer before the flush; go on after a failed one.
 
 use super::files::{self, HighWater, HighWaterFile, Lock};
+use super::frame::Frames;
 use super::reader::{Reader, Source};
-use super::state::{self, Shared};
+use super::state::{self, EncodeFault, Shared};
 use super::store::{Store, StoreError, guarded};
 use super::upkeep::Rewrite;
 use super::{Meta, RECORDS_COUNT_MAX, no_key, read, write};
@@ -150,7 +151,7 @@ impl Journal {
         Ok(last)
     }
 
-    fn encode(&self, blocks: &[Block]) -> Result<(Vec<Vec<Vec<u8>>>, u32), CommitError> {
+    fn encode(&self, blocks: &[Block]) -> Result<(Vec<Frames>, u32), CommitError> {
         let mut chain = self.chain;
         let mut all = Vec::with_capacity(blocks.len());
         for (block, expected) in blocks.iter().zip(self.next..) {
@@ -161,11 +162,11 @@ impl Journal {
                 });
             }
             let (frames, next) = state::encode_block(block, chain).map_err(|e| match e {
-                Ok(bytes) => CommitError::TooLarge {
+                EncodeFault::TooLarge(bytes) => CommitError::TooLarge {
                     no: block.no,
                     bytes,
                 },
-                Err(e) => e.into(),
+                EncodeFault::Store(e) => e.into(),
             })?;
             chain = next;
             all.push(frames);
@@ -177,7 +178,7 @@ impl Journal {
         &mut self,
         store: &Store,
         blocks: &[Block],
-        frames: &[Vec<Vec<u8>>],
+        frames: &[Frames],
     ) -> Result<(), CommitError> {
         let mut dirty = write(&self.shared.dirty);
         let mut strides = write(&self.shared.strides);
