@@ -163,6 +163,7 @@ impl FileSink {
         let file = OpenOptions::new().read(true).append(true).open(&path)?;
         if let Some((of, bytes)) = self.cut_to
             && of == n
+            && file.metadata()?.len() > bytes
         {
             file.set_len(bytes)?;
         }
