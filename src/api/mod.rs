@@ -3,3 +3,12 @@
 //! Never: decide about an operation, or reach the journal or a device.
 
 pub mod backend;
+pub mod metrics;
+pub mod policy;
+pub mod problem;
+pub mod request;
+pub mod roles;
+pub mod routes;
+pub mod server;
+pub mod stream;
+pub mod types;

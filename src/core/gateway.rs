@@ -487,6 +487,11 @@ impl Gateway {
     pub fn is_recovery(&self) -> bool {
         self.recovery
     }
+    /// Why nothing new is taken, if nothing is (CAP-01).
+    #[must_use]
+    pub fn capacity_full(&self) -> Option<&str> {
+        self.capacity_full.as_deref()
+    }
     /// From now on nothing new is taken.
     pub fn stop(&mut self) {
         self.stopping = true;

@@ -4,16 +4,16 @@
 
 /// SplitMix64 (Steele, Lea, Flood 2014): the same seed gives the same spread.
 #[derive(Clone, Debug)]
-pub(super) struct Jitter(u64);
+pub struct Jitter(u64);
 
 impl Jitter {
     /// From a seed.
     #[must_use]
-    pub(super) fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
     /// A number in `0..bound`; 0 for a bound of 0.
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -715,11 +715,11 @@ impl Gateway {
             .machines
             .get_mut(name)
             .ok_or("its machine is not configured")?;
-        let next = match machine.record.last_request_id.wrapping_add(1) {
-            // 0 is what a device shows that has never taken any.
-            0 => 1,
-            next => next,
-        };
+        let mut next = machine.record.last_request_id.wrapping_add(1);
+        if next & 0xFFFF == 0 {
+            // A fresh device's commit word is 0, and 0 would be no change of it.
+            next = next.wrapping_add(1);
+        }
         machine.record.last_request_id = next;
         turn.touch_machine(name);
         if let Some(operation) = self.operations.get_mut(id) {

@@ -330,6 +330,13 @@ impl Gateway {
             };
             self.machines.insert(machine.spec.name.clone(), machine);
         }
+        // One that is gone from the files, and still has something open, stays until that has ended.
+        before.retain(|_, machine| {
+            !machine.waiting.is_empty()
+                || !machine.held.is_empty()
+                || !machine.unresolved.is_empty()
+        });
+        self.machines.append(&mut before);
         let gateway = self.settings.gateway.clone();
         self.emit(
             turn,

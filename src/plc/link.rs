@@ -1,17 +1,15 @@
 //! Owns: one machine's link: at most one connection, what is read and written over it, and its counts.
-//! May call: modbus, plan, mailbox of this room; core types, values, mailbox.
+//! May call: the files of this room; core types, values.
 //! Never: send while in doubt, send anything twice, or say "connected" before a read was answered.
 
+use super::gate::gate_places;
 use super::metered::{Clock, Tally, count};
 use super::modbus::{self, Called, End, Session};
 use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
-use crate::core::contract::{
-    DeviceCode, Exchange, GateReading, Job, MailboxBlocks, Outcome, Probe, ProbeAnswer, Reply,
-};
-use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS, decode_status};
+use crate::core::contract::{DeviceCode, Exchange, Job, Outcome, Reply};
 use crate::core::spec::{
-    Address, DoneSpec, EventKind, GateSpec, LinkSpec, MachineSpec, MailboxSpec, ModbusArea,
-    ModbusTcp, Quality, Scalar, Value,
+    Address, EventKind, GateSpec, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, ModbusTcp,
+    Quality, Scalar, Value,
 };
 use crate::core::time::{NS_PER_MS, Stamp};
 use crate::core::values;
@@ -79,6 +77,9 @@ pub enum LinkError {
         /// Its name.
         meaning: String,
     },
+    /// No request can do it; the connection is not at fault.
+    #[error("not possible: {0}")]
+    NotPossible(String),
     /// The mailbox's blocks were asked of a machine that has none.
     #[error("this machine has no mailbox")]
     NoMailbox,
@@ -103,8 +104,8 @@ pub struct Reading {
 pub struct Link {
     pub(super) modbus: ModbusTcp,
     pub(super) mailbox: Option<MailboxSpec>,
-    gate: GateSpec,
-    limits: Limits,
+    pub(super) gate: GateSpec,
+    pub(super) limits: Limits,
     probe: Span,
     pub(super) clock: Clock,
     tally: Arc<Tally>,
@@ -112,13 +113,15 @@ pub struct Link {
     tid: u16,
     ready: bool,
     last_reply: Option<Stamp>,
+    /// Since the last connection that proved itself.
+    failures: u32,
 }
 
 /// Words that were read, by place.
 pub(super) struct Words(pub(super) Vec<(Span, Vec<u16>)>);
 
 impl Words {
-    fn value(&self, at: &Scalar) -> Result<Value, String> {
+    pub(super) fn value(&self, at: &Scalar) -> Result<Value, String> {
         let words = self.0.iter().find_map(|(span, words)| span.part(at, words));
         values::decode(
             words.ok_or_else(|| format!("{} was not read", at.address))?,
@@ -126,7 +129,10 @@ impl Words {
         )
     }
 
-    fn values(&self, points: &[(String, Scalar)]) -> Result<Vec<(String, Value)>, String> {
+    pub(super) fn values(
+        &self,
+        points: &[(String, Scalar)],
+    ) -> Result<Vec<(String, Value)>, String> {
         let named = |(name, at): &(String, Scalar)| Ok((name.clone(), self.value(at)?));
         points.iter().map(named).collect()
     }
@@ -150,6 +156,7 @@ impl Link {
             session: None,
             ready: false,
             last_reply: None,
+            failures: 0,
         }
     }
 
@@ -158,6 +165,7 @@ impl Link {
     /// # Errors
     /// [`LinkError`]. After [`LinkError::UnitOffline`] the connection stays open for the next call.
     pub async fn connect(&mut self) -> Result<(), LinkError> {
+        self.failures = self.failures.saturating_add(1);
         if self.session.as_ref().is_none_or(Session::is_closed) {
             // One connection per device: the old one is closed before a new one is opened (F141).
             self.disconnect("a new connection");
@@ -180,7 +188,19 @@ impl Link {
             Err(called) => return Err(self.error(&called, &self.probe.to_string())),
         }
         self.ready = true;
+        self.failures = 0;
         Ok(())
+    }
+
+    /// How long to wait before the next [`Link::connect`], by any `random` number: uniform between the
+    /// least wait and that doubled for each failure, never above the configured longest (F141).
+    #[must_use]
+    pub fn backoff_ms(&self, random: u32) -> u64 {
+        let (least, longest) = (self.modbus.reconnect_ms_min, self.modbus.reconnect_ms_max);
+        let doubled = least.saturating_mul(1 << self.failures.min(20));
+        let spread = doubled.min(longest).saturating_sub(least);
+        let share = u128::from(spread) * u128::from(random) / u128::from(u32::MAX);
+        least.min(longest) + u64::try_from(share).unwrap_or(spread)
     }
 
     /// Whether a read was answered over the connection that is open now.
@@ -237,74 +257,6 @@ impl Link {
         }
     }
 
-    /// Reads everything that must be known before a command (POL-06).
-    ///
-    /// A part that the device refuses to give is missing, and the quality bad.
-    ///
-    /// # Errors
-    /// [`LinkError`]: the link failed, or the unit is offline.
-    pub async fn read_gate(&mut self) -> Result<GateReading, LinkError> {
-        let places = gate_places(&self.gate);
-        let mut words = Words(Vec::new());
-        for span in merge(&places, self.limits.without_gaps()) {
-            match self.read_spans(&[span]).await {
-                Ok(read) => words.0.extend(read.0),
-                Err(called) => self.tolerate_exception(&called, &span.to_string())?,
-            }
-        }
-        let mailbox = match self.mailbox.is_some() {
-            true => match self.read_blocks().await {
-                Ok(blocks) => Some(blocks),
-                Err(called) => {
-                    self.tolerate_exception(&called, "the mailbox")?;
-                    None
-                }
-            },
-            false => None,
-        };
-        Ok(self.gate_reading(&words, mailbox))
-    }
-
-    fn gate_reading(&self, words: &Words, mailbox: Option<MailboxBlocks>) -> GateReading {
-        let value = |at: &Scalar| words.value(at).ok();
-        let int = |at: &Scalar| i64::try_from(value(at)?.as_int()?).ok();
-        let gate = &self.gate;
-        let interlocks = gate.interlocks.iter();
-        let reading = GateReading {
-            at: (self.clock)(),
-            identity: gate.identity.as_ref().and_then(|check| value(&check.at)),
-            config_version: gate.config_version.as_ref().and_then(int),
-            mode: gate.mode.as_ref().and_then(|check| int(&check.at)),
-            interlocks: interlocks
-                .filter_map(|lock| Some((lock.name.clone(), value(&lock.at)?)))
-                .collect(),
-            quality: Quality::Good,
-            mailbox,
-        };
-        let complete = reading.identity.is_some() == gate.identity.is_some()
-            && reading.config_version.is_some() == gate.config_version.is_some()
-            && reading.mode.is_some() == gate.mode.is_some()
-            && reading.interlocks.len() == gate.interlocks.len()
-            && reading.mailbox.is_some() == self.mailbox.is_some();
-        let status = self.mailbox.as_ref().zip(reading.mailbox.as_ref());
-        let vouched = status.is_none_or(|(spec, blocks)| {
-            decode_status(&blocks.status, spec.word_order).is_ok_and(|s| s.quality == 1)
-        });
-        let quality = match (complete, vouched) {
-            (false, _) => Quality::Bad,
-            (true, false) => Quality::Uncertain,
-            (true, true) => Quality::Good,
-        };
-        GateReading { quality, ..reading }
-    }
-
-    fn tolerate_exception(&self, called: &Called, what: &str) -> Result<(), LinkError> {
-        match called.end {
-            End::Exception(code) if !modbus::is_unit_offline(code) => Ok(()),
-            _ => Err(self.error(called, what)),
-        }
-    }
-
     /// Does one job, to its one outcome (SEND-02). A future that is dropped halfway leaves the link
     /// closed, never a frame that goes on later.
     pub async fn run(&mut self, job: &Job) -> Exchange {
@@ -350,66 +302,6 @@ impl Link {
                 }),
             }),
         }
-    }
-
-    /// Asks the device; only reads (VER-04).
-    pub async fn probe(&mut self, probe: &Probe) -> ProbeAnswer {
-        if !self.is_open() {
-            return ProbeAnswer::Failed(LinkError::NotConnected.to_string());
-        }
-        match probe {
-            Probe::Mailbox if self.mailbox.is_none() => {
-                ProbeAnswer::Failed(LinkError::NoMailbox.to_string())
-            }
-            Probe::Mailbox => match self.read_blocks().await {
-                Ok(blocks) => ProbeAnswer::Mailbox(blocks),
-                Err(called) => self.probe_failed(&called, "the mailbox"),
-            },
-            Probe::Done(done) => self.probe_done(done).await,
-            Probe::Readback { points } => {
-                let places: Vec<Scalar> = points.iter().map(|(_, at)| *at).collect();
-                let spans = merge(&places, self.limits.without_gaps());
-                match self.read_spans(&spans).await {
-                    Ok(words) => words
-                        .values(points)
-                        .map_or_else(ProbeAnswer::Failed, ProbeAnswer::Values),
-                    Err(called) => self.probe_failed(&called, "the values"),
-                }
-            }
-        }
-    }
-
-    async fn probe_done(&mut self, done: &DoneSpec) -> ProbeAnswer {
-        let places: Vec<Scalar> = [Some(done.id), done.result].into_iter().flatten().collect();
-        let spans = merge(&places, self.limits.over_gaps());
-        if spans.len() > 1 {
-            let what = "id and result do not fit one request, so they may be of two moments";
-            return ProbeAnswer::Failed(what.into());
-        }
-        let words = match self.read_spans(&spans).await {
-            Ok(words) => words,
-            Err(called) => return self.probe_failed(&called, "id and result"),
-        };
-        let int = |at: &Scalar| {
-            let number = words.value(at)?.as_int();
-            number.ok_or_else(|| format!("{} is not a whole number", at.address))
-        };
-        let found = || -> Result<(u32, i64), String> {
-            let id = u32::try_from(int(&done.id)?);
-            let result = i64::try_from(done.result.as_ref().map_or(Ok(0), int)?);
-            Ok((
-                id.map_err(|e| e.to_string())?,
-                result.map_err(|e| e.to_string())?,
-            ))
-        };
-        match found() {
-            Ok((id, result)) => ProbeAnswer::Done { id, result },
-            Err(why) => ProbeAnswer::Failed(why),
-        }
-    }
-
-    fn probe_failed(&self, called: &Called, what: &str) -> ProbeAnswer {
-        ProbeAnswer::Failed(self.error(called, what).to_string())
     }
 
     /// Does one step of the plan; between steps the caller may let a command go first (SEND-07).
@@ -573,16 +465,6 @@ impl Link {
         Ok((words, last))
     }
 
-    async fn read_blocks(&mut self) -> Result<MailboxBlocks, Called> {
-        let Some(spec) = self.mailbox.clone() else {
-            return Err(Called::not_sent(LinkError::NoMailbox.to_string()));
-        };
-        Ok(MailboxBlocks {
-            command: self.read_block(spec.command, COMMAND_WORDS).await?.0,
-            status: self.read_block(spec.status, STATUS_WORDS).await?.0,
-        })
-    }
-
     fn connect_error(&self, error: &std::io::Error) -> LinkError {
         let address = format!("{}:{}", self.modbus.host, self.modbus.port);
         match error.kind() {
@@ -598,7 +480,7 @@ impl Link {
         }
     }
 
-    fn error(&self, called: &Called, what: &str) -> LinkError {
+    pub(super) fn error(&self, called: &Called, what: &str) -> LinkError {
         match &called.end {
             End::Exception(code) => {
                 let DeviceCode {
@@ -621,6 +503,7 @@ impl Link {
                     }
                 }
             }
+            End::NotSent(why) if self.is_open() => LinkError::NotPossible(why.clone()),
             End::NotSent(why) => LinkError::Lost(why.clone()),
             End::PartlySent(why) | End::NoReply(why) => LinkError::NoReply(why.clone()),
             End::Words(_) | End::Echo => LinkError::NoReply("not what was asked for".into()),
@@ -663,17 +546,6 @@ fn without_value(step: &ReadRequest, quality: Quality, why: &str, at: Stamp) -> 
         at,
     };
     step.points.iter().map(reading).collect()
-}
-
-fn gate_places(gate: &GateSpec) -> Vec<Scalar> {
-    let identity = gate.identity.iter().map(|check| check.at);
-    let mode = gate.mode.iter().map(|check| check.at);
-    let interlocks = gate.interlocks.iter().map(|lock| lock.at);
-    identity
-        .chain(gate.config_version)
-        .chain(mode)
-        .chain(interlocks)
-        .collect()
 }
 
 /// The read by which a connection proves itself: the first place that the configuration names.

@@ -52,6 +52,9 @@ impl Link {
                 "{found} parameter words, at most {PARAMETER_WORDS_MAX} fit"
             ));
         }
+        if request.request_id == 0 {
+            return not_sent("request id 0 is none: an empty mailbox shows it".into());
+        }
         let before = match self.status_before(&spec).await {
             Ok(before) => before,
             Err(why) => return not_sent(format!("before the commit: {why}")),

@@ -5,7 +5,7 @@
 //! Transaction ids are counted here, over all connections of a link: the codec begins at 0 with each, and
 //! a reply that some gateway kept from an earlier connection could then fit a request of the next.
 
-use super::matching::{self, Fit, HEADER_BYTES};
+use super::matching::{self, FRAME_BYTES_MAX, Fit, HEADER_BYTES};
 use crate::core::contract::REPLY_BYTES_MAX;
 use crate::core::time::{Now, Stamp};
 use std::fmt;
@@ -13,7 +13,7 @@ use std::io::{Error, ErrorKind, Result};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -83,7 +83,7 @@ pub(super) struct Meter {
     pub(super) sent: usize,
     pub(super) sent_at: Option<Stamp>,
     pub(super) replied_at: Option<Stamp>,
-    /// The reply that fits, or the frame that broke the line.
+    /// The reply that fits, or else the last frame that did not.
     pub(super) reply: Vec<u8>,
     /// What came and was not the reply.
     pub(super) instead: Option<String>,
@@ -153,11 +153,17 @@ impl Line {
         state.tid = tid;
         state.meter = Meter::default();
         state.passed.clear();
-        Ok(())
+        state.drop_unasked()
     }
 
+    /// What is known so far; a reply that broke off is part of it.
     pub(super) fn meter(&self) -> Meter {
-        self.state().meter.clone()
+        let state = self.state();
+        let mut meter = state.meter.clone();
+        if meter.reply.is_empty() {
+            meter.reply = bounded(&state.raw);
+        }
+        meter
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -179,6 +185,42 @@ fn gone() -> Error {
 }
 
 impl State {
+    /// Whole frames that came unasked are dropped and counted; anything else leaves the line in doubt,
+    /// and then nothing is written on it (SEND-06).
+    fn drop_unasked(&mut self) -> std::result::Result<(), String> {
+        let mut cx = Context::from_waker(Waker::noop());
+        while let Poll::Ready(read) = self.poll_fill(&mut cx) {
+            read.map_err(|e| format!("{e} before the request"))?;
+            while self.take_frame().map_err(|e| e.to_string())? {}
+            if self.raw.len() > FRAME_BYTES_MAX {
+                return Err("the device talks without being asked".into());
+            }
+        }
+        while self.take_frame().map_err(|e| e.to_string())? {}
+        if self.raw.is_empty() {
+            return Ok(());
+        }
+        let stray = matching::hex(&self.raw);
+        Err(format!(
+            "stray bytes stood on the line before the request: {stray}"
+        ))
+    }
+
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let Some(wire) = &mut self.wire else {
+            return Poll::Ready(Err(gone()));
+        };
+        let mut room = [0; READ_BYTES_MAX];
+        let mut room = ReadBuf::new(&mut room);
+        ready!(Pin::new(wire.as_mut()).poll_read(cx, &mut room))?;
+        if room.filled().is_empty() {
+            let what = "the device closed the connection";
+            return Poll::Ready(Err(Error::new(ErrorKind::UnexpectedEof, what)));
+        }
+        self.raw.extend_from_slice(room.filled());
+        Poll::Ready(Ok(()))
+    }
+
     fn take_request(&mut self, bytes: &[u8]) -> Result<()> {
         let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Err(Error::new(ErrorKind::InvalidInput, "no whole frame"));
@@ -217,17 +259,7 @@ impl State {
             if self.take_frame()? {
                 continue;
             }
-            let Some(wire) = &mut self.wire else {
-                return Poll::Ready(Err(gone()));
-            };
-            let mut room = [0; READ_BYTES_MAX];
-            let mut room = ReadBuf::new(&mut room);
-            ready!(Pin::new(wire.as_mut()).poll_read(cx, &mut room))?;
-            if room.filled().is_empty() {
-                let what = "the device closed the connection";
-                return Poll::Ready(Err(Error::new(ErrorKind::UnexpectedEof, what)));
-            }
-            self.raw.extend_from_slice(room.filled());
+            ready!(self.poll_fill(cx))?;
         }
         let length = self.passed.len().min(out.remaining());
         out.put_slice(&self.passed[..length]);
@@ -244,8 +276,10 @@ impl State {
         };
         let mut frame: Vec<u8> = self.raw.drain(..total).collect();
         if self.meter.request.is_empty() {
+            count(&self.tally.stale_reply);
             return Ok(true);
         }
+        self.meter.reply = bounded(&frame);
         match matching::fit(&self.meter.request, self.answering_unit, &frame) {
             Fit::Stale(tid) => {
                 count(&self.tally.stale_reply);
@@ -259,7 +293,7 @@ impl State {
             Fit::Misfit(why) => return Err(self.misfit(frame, why)),
             Fit::Reply => {
                 self.meter.replied_at = Some((self.clock)());
-                self.meter.reply = bounded(&frame);
+                self.meter.instead = None;
                 frame[..2].copy_from_slice(&self.codec_header[..2]);
                 frame[6] = self.codec_header[6];
                 self.passed = frame;

@@ -2,6 +2,7 @@
 //! May call: core (types, mailbox, values).
 //! Never: decide what an outcome means for an operation; write on a link in doubt; write anything again.
 
+mod gate;
 pub mod link;
 mod mailbox;
 mod matching;

@@ -221,10 +221,12 @@ fn ended(request: &Request<'_>, response: Response) -> End {
 fn broken(meter: &Meter, why: String) -> End {
     let total = meter.request.len();
     let why = match &meter.instead {
-        Some(instead) if *instead != why => {
-            format!("{why}; {instead} [{}]", hex(&meter.reply))
-        }
+        Some(instead) if *instead != why => format!("{why}; {instead}"),
         _ => why,
+    };
+    let why = match meter.reply.as_slice() {
+        [] => why,
+        bytes => format!("{why} [{}]", hex(bytes)),
     };
     if meter.sent == 0 {
         End::NotSent(why)
@@ -327,4 +329,114 @@ pub(super) fn read_exception(code: u8) -> Outcome {
 /// Whether a gateway on the way says that the unit behind it is not there (F043).
 pub(super) fn is_unit_offline(code: u8) -> bool {
     matches!(code, 0x0A | 0x0B)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::ids::BootId;
+    use crate::core::time::Now;
+    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+
+    impl Wire for DuplexStream {
+        fn closed_by_peer(&self) -> Option<String> {
+            None
+        }
+        fn abort_on_close(&self) {}
+    }
+
+    /// A session over a pipe that takes `room` bytes, and the pipe's other end.
+    fn session(room: usize) -> (Session, DuplexStream) {
+        let (near, far) = duplex(room);
+        let link = ModbusTcp {
+            host: "pipe".into(),
+            port: 502,
+            unit: 1,
+            answering_unit: None,
+            timeout_ms: 50,
+            read_registers_max: 125,
+            reconnect_ms_min: 1,
+            reconnect_ms_max: 1,
+            heartbeat_ms: 1,
+        };
+        let clock: Clock = Arc::new(|| Now {
+            boot_id: BootId::default(),
+            boottime_ns: 1,
+            wall_us: 1,
+            wall_trusted: true,
+        });
+        (
+            Session::over(Box::new(near), &link, clock, Arc::default()),
+            far,
+        )
+    }
+
+    fn write_of_seven() -> Request<'static> {
+        write_request(HOLDING_16, &[1, 2, 3, 4, 5, 6, 7]).unwrap()
+    }
+
+    const HOLDING_16: Address = Address::Modbus {
+        area: ModbusArea::Holding,
+        offset: 16,
+    };
+
+    // covers: SEND-02, SEND-06, F060
+    #[tokio::test]
+    async fn a_frame_cut_short_is_counted_and_never_continued() {
+        let (mut session, mut far) = session(10);
+        let called = session.call(0x61, write_of_seven()).await;
+        assert_eq!((called.meter.sent, called.meter.request.len()), (10, 27));
+        assert!(matches!(&called.end, End::PartlySent(why) if why.contains("10 of 27")));
+        assert!(session.is_closed());
+
+        let again = session.call(0x62, write_of_seven()).await;
+        assert!(matches!(again.end, End::NotSent(_)), "{again:?}");
+        let mut arrived = Vec::new();
+        far.read_to_end(&mut arrived).await.unwrap();
+        assert_eq!(arrived, [0, 0x61, 0, 0, 0, 21, 1, 16, 0, 16]);
+    }
+
+    // covers: SEND-06
+    #[tokio::test]
+    async fn a_dropped_future_leaves_no_frame_to_go_on_later() {
+        let (mut session, mut far) = session(10);
+        tokio::select! {
+            biased;
+            called = session.call(1, write_of_seven()) => panic!("ended: {called:?}"),
+            () = tokio::task::yield_now() => {}
+        }
+        assert!(session.is_closed());
+        let again = session.call(2, write_of_seven()).await;
+        assert!(matches!(again.end, End::NotSent(_)), "{again:?}");
+        let mut arrived = Vec::new();
+        far.read_to_end(&mut arrived).await.unwrap();
+        assert_eq!(arrived.len(), 10);
+    }
+
+    // covers: SEND-04
+    #[test]
+    fn only_01_02_03_and_06_prove_that_a_write_had_no_effect() {
+        for code in 0..=255 {
+            let outcome = write_exception(code);
+            match code {
+                1..=3 => assert!(matches!(outcome, Outcome::DeviceRefused(_)), "{code}"),
+                5 => assert_eq!(outcome, Outcome::DeviceAccepted),
+                6 => assert!(matches!(outcome, Outcome::DeviceBusy(_))),
+                _ => assert!(matches!(outcome, Outcome::DeviceUnclear(_)), "{code}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_frame_can_write_is_refused_before_any_byte() {
+        let at = |area, offset| Address::Modbus { area, offset };
+        assert!(write_request(at(ModbusArea::Input, 0), &[1]).is_err());
+        assert!(write_request(at(ModbusArea::Holding, 0), &[]).is_err());
+        assert!(write_request(at(ModbusArea::Holding, 0), &[0; 124]).is_err());
+        assert!(write_request(at(ModbusArea::Holding, 0), &[0; 123]).is_ok());
+        assert!(write_request(at(ModbusArea::Holding, 65535), &[1]).is_ok());
+        assert!(write_request(at(ModbusArea::Holding, 65535), &[1, 2]).is_err());
+        assert!(write_request(at(ModbusArea::Coil, 0), &[2]).is_err());
+        assert!(write_request(at(ModbusArea::Coil, 0), &[1; 1969]).is_err());
+    }
 }

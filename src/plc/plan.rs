@@ -461,3 +461,79 @@ fn pack(mut units: Vec<Unit>, limits: Limits) -> Vec<Vec<Unit>> {
     }
     packs.into_iter().map(|(_, pack)| pack).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::spec::{DataType, WordOrder};
+    use proptest::prelude::*;
+
+    const LIMITS: Limits = Limits {
+        registers_max: 125,
+        gap_max: GAP_REGISTERS_MAX,
+    };
+
+    fn at(area: ModbusArea, offset: u16, data_type: DataType) -> Scalar {
+        Scalar {
+            address: Address::Modbus { area, offset },
+            data_type,
+            word_order: WordOrder::HighFirst,
+        }
+    }
+    fn span(area: ModbusArea, start: u16, count: u16) -> Span {
+        Span { area, start, count }
+    }
+
+    #[test]
+    fn neighbours_are_one_request_and_tables_and_wide_gaps_are_not_crossed() {
+        use ModbusArea::{Coil, Holding, Input};
+        let points = [
+            at(Holding, 10, DataType::U32),
+            at(Holding, 0, DataType::U16),
+            at(Holding, 21, DataType::U16),
+            at(Input, 0, DataType::F64),
+            at(Coil, 3, DataType::Bool),
+        ];
+        let spans = merge(&points, LIMITS);
+        let expected = [
+            span(Coil, 3, 1),
+            span(Input, 0, 4),
+            span(Holding, 0, 1),
+            span(Holding, 10, 2),
+            span(Holding, 21, 1),
+        ];
+        assert_eq!(spans, expected);
+        assert_eq!(merge(&points, LIMITS.over_gaps()).len(), 3);
+        assert_eq!(
+            merge(&[at(Holding, 65535, DataType::U16)], LIMITS),
+            [span(Holding, 65535, 1)]
+        );
+    }
+
+    proptest! {
+        // covers: EVT-06, F051
+        #[test]
+        fn every_value_is_whole_in_one_span_within_limits(
+            places in proptest::collection::vec((any::<u16>(), 0usize..6), 1..40),
+            registers_max in 4u16..=125, gap_max in 0u16..=65535,
+        ) {
+            let types = [DataType::Bool, DataType::U16, DataType::U32, DataType::F64, DataType::Text(5), DataType::I64];
+            let points: Vec<Scalar> = places
+                .iter()
+                .map(|(offset, kind)| {
+                    let data_type = types[*kind];
+                    at(ModbusArea::Holding, offset % (65535 - 4), data_type)
+                })
+                .collect();
+            let limits = Limits { registers_max, gap_max };
+            let spans = merge(&points, limits);
+            for span in &spans {
+                prop_assert!(limits.check(*span).is_ok());
+            }
+            for point in &points {
+                let whole = |span: &&Span| span.part(point, &vec![0; usize::from(span.count)]).is_some();
+                prop_assert!(spans.iter().any(|span| whole(&span)));
+            }
+        }
+    }
+}

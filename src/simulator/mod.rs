@@ -8,6 +8,7 @@ mod frame;
 mod mailbox;
 mod server;
 mod spec;
+mod state;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

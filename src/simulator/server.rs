@@ -17,7 +17,7 @@ use tokio::time::{sleep, sleep_until};
 
 /// Connections that wait to be accepted.
 const BACKLOG_CONNECTIONS: u32 = 64;
-/// Replies of one connection that wait to be written.
+/// Replies of one connection that wait to be written; of a peer that never reads, more are dropped.
 const REPLIES_MAX: usize = 256;
 const READ_BYTES: usize = 4096;
 
@@ -46,48 +46,52 @@ pub(super) async fn accept(
 ) -> io::Result<()> {
     let mut link = device.link();
     let mut connections = JoinSet::new();
-    let mut listener = Some(listener);
+    let mut open = Some(listener);
+    // The first one, even if the link was cut before this task began.
+    let mut generation = 0;
     loop {
         let now = *link.borrow_and_update();
-        if let (Some(open), false) = (&listener, now.frozen) {
-            if now.listening {
+        // Whoever waits to be accepted belongs to the old generation too.
+        if now.generation != generation && now.ending != Ending::Fin {
+            open = None;
+        }
+        generation = now.generation;
+        match &open {
+            Some(listener) if !now.frozen => {
                 tokio::select! {
+                    biased;
                     _ = link.changed() => {}
                     Some(_) = connections.join_next() => {}
-                    taken = open.accept() => {
-                        if let Ok((stream, _)) = taken {
-                            welcome(&device, stream, &mut connections);
-                        }
+                    Ok((stream, _)) = listener.accept() => {
+                        welcome(&device, stream, generation, &mut connections);
                     }
                 }
-                continue;
             }
-            listener = None;
+            Some(_) => {
+                let _ = link.changed().await;
+            }
+            None => {
+                let socket = reserve(address)?;
+                while !link.borrow_and_update().listening {
+                    let _ = link.changed().await;
+                }
+                open = Some(socket.listen(BACKLOG_CONNECTIONS)?);
+                generation = link.borrow().generation;
+            }
         }
-        if listener.is_some() {
-            let _ = link.changed().await;
-            continue;
-        }
-        let socket = reserve(address)?;
-        while !link.borrow_and_update().listening {
-            let _ = link.changed().await;
-        }
-        listener = Some(socket.listen(BACKLOG_CONNECTIONS)?);
     }
 }
 
-fn welcome(device: &Device, stream: TcpStream, connections: &mut JoinSet<()>) {
+fn welcome(device: &Device, stream: TcpStream, generation: u64, connections: &mut JoinSet<()>) {
     let Some(number) = device.change(|state| state.connect(Instant::now())) else {
         return;
     };
-    let link = device.link();
-    let generation = link.borrow().generation;
     let connection = Connection {
         device: device.clone(),
         number,
         generation,
     };
-    connections.spawn(connection.serve(stream, link));
+    connections.spawn(connection.serve(stream, device.link()));
 }
 
 /// Why a connection is over.

@@ -1,9 +1,9 @@
 //! Owns: what a simulated PLC is, and its TOML file.
-//! May call: core's addresses and word order; this room.
+//! May call: core's names of the tables; fault.
 //! Never: open a socket, or repair a file that is wrong.
 
 use super::fault::Fault;
-use crate::core::spec::{ModbusArea, WordOrder};
+use crate::core::spec::ModbusArea;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -269,15 +269,6 @@ pub enum Order {
     HighFirst,
     /// Least significant first.
     LowFirst,
-}
-
-impl From<WordOrder> for Order {
-    fn from(order: WordOrder) -> Self {
-        match order {
-            WordOrder::HighFirst => Self::HighFirst,
-            WordOrder::LowFirst => Self::LowFirst,
-        }
-    }
 }
 
 impl Order {

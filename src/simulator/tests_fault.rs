@@ -115,7 +115,7 @@ async fn connections_end_as_told_with_or_without_the_effect() {
 #[tokio::test]
 async fn a_late_reply_comes_while_the_next_request_is_served() {
     let (_simulator, device, mut client) =
-        faulty(Matching::Reads, Act::LateReply(Span::ms(60))).await;
+        faulty(Matching::Reads, Act::LateReply(Span::ms(300))).await;
     client
         .write_all(&hex("00 61 00 00 00 06 01 03 00 00 00 02"))
         .await
@@ -138,8 +138,8 @@ async fn a_late_reply_comes_while_the_next_request_is_served() {
 
 #[tokio::test]
 async fn a_late_apply_outlives_its_connection_and_a_held_request_does_not() {
-    let (simulator, device, mut client) = faulty(Matching::Writes, Act::Hold(Span::ms(40))).await;
-    device.push_fault(Fault::next(Matching::Writes, Act::LateApply(Span::ms(80))));
+    let (simulator, device, mut client) = faulty(Matching::Writes, Act::Hold(Span::ms(250))).await;
+    device.push_fault(Fault::next(Matching::Writes, Act::LateApply(Span::ms(400))));
     client.write_all(&hex(WRITE)).await.unwrap();
     assert!(
         device
@@ -167,7 +167,7 @@ async fn a_late_apply_outlives_its_connection_and_a_held_request_does_not() {
     assert_eq!(
         device.effects_of_register(0x10),
         0,
-        "40 ms were over before 80 ms"
+        "its 250 ms were over before the other's 400 ms"
     );
     device.set_fault(Fault::next(Matching::Writes, Act::Hold(Span::ms(20))));
     assert_eq!(ask(&mut connect(&simulator).await, WRITE).await, hex(WRITE));
@@ -281,7 +281,7 @@ async fn exceptions_have_no_effect_and_strike_as_often_as_told() {
 #[tokio::test]
 async fn an_acknowledged_write_is_applied_later() {
     let (_simulator, device, mut client) =
-        faulty(Matching::Writes, Act::Acknowledge(Span::ms(50))).await;
+        faulty(Matching::Writes, Act::Acknowledge(Span::ms(250))).await;
     assert_eq!(
         ask(&mut client, WRITE).await,
         hex("00 05 00 00 00 03 01 86 05")
@@ -292,4 +292,28 @@ async fn an_acknowledged_write_is_applied_later() {
         is_silent(&mut client).await,
         "the acknowledgement was the reply"
     );
+}
+
+// models: SEND-04
+#[tokio::test]
+async fn an_acknowledged_write_is_reported_in_the_done_registers() {
+    let spec = SimulatorSpec::from_toml(
+        "[done]\nrequest_id = \"holding:501\"\nid = \"holding:510\"\nword_order = \"low_first\"",
+    )
+    .unwrap();
+    let (_simulator, device, mut client) = start(spec).await;
+    device.set_fault(Fault::next(
+        Matching::Writes,
+        Act::Acknowledge(Span::ms(250)),
+    ));
+    let reply = ask(
+        &mut client,
+        "00 01 00 00 00 0D 01 10 01 F4 00 03 06 00 32 00 07 00 01",
+    )
+    .await;
+    assert_eq!(reply, hex("00 01 00 00 00 03 01 90 05"));
+    assert_eq!((device.holding(500), device.holding(510)), (0, 0));
+    let reported = |device: &Device| device.holding(510) == 7 && device.holding(511) == 1;
+    assert!(device.wait_for(LIMIT, reported).await);
+    assert_eq!(device.holding(500), 50);
 }

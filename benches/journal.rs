@@ -1,0 +1,198 @@
+//! What a commit costs beside the least it can cost: an append and an `fdatasync`, in the same run.
+//! Then: bytes written per payload byte over two million events, and an open with a million live.
+
+#[path = "../tests/journal_common/mod.rs"]
+mod journal_common;
+
+use holdfast::core::ids::{CommitNo, Epoch};
+use holdfast::core::record::{Block, CursorRecord, Position, Record};
+use holdfast::journal::{Journal, Retention};
+use journal_common::{BASE_US, HOUR_US, block, events, normal, now_at};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+const ROUNDS: u64 = 400;
+const EVENT_BYTES: usize = 200;
+const EVENTS_PER_BLOCK: u64 = 100;
+const EVENTS_LONG_RUN: u64 = 2_000_000;
+const EVENTS_LIVE: u64 = 1_000_000;
+const MAINTAIN_EVERY_COMMITS: u64 = 64;
+
+fn proc_field(path: &str, name: &str) -> u64 {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let line = text.lines().find(|l| l.starts_with(name)).unwrap_or("0 0");
+    line.split_whitespace()
+        .nth(1)
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(0)
+}
+
+fn median_us(times: &mut [f64]) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+struct Run {
+    journal: Journal,
+    epoch: Epoch,
+    no: u64,
+    sequence: u64,
+}
+
+impl Run {
+    fn begin(dir: &Path) -> Self {
+        let (journal, recovered) = normal(dir);
+        Self {
+            journal,
+            epoch: recovered.epoch,
+            no: recovered.next_commit.0,
+            sequence: 1,
+        }
+    }
+    fn next(&mut self, n: u64) -> Block {
+        let block = events(self.epoch, self.no, self.sequence, n, EVENT_BYTES);
+        self.no += 1;
+        self.sequence += n;
+        block
+    }
+    fn commit(&mut self, block: Block) -> f64 {
+        let begun = Instant::now();
+        self.journal.commit(&[block]).expect("commit");
+        begun.elapsed().as_secs_f64() * 1e6
+    }
+}
+
+/// Commits and raw appends of the same size, in turns.
+fn compare(home: &Path, n: u64) {
+    let dir = home.join(format!("compare-{n}"));
+    let mut run = Run::begin(&dir);
+    let mut raw = File::create(home.join(format!("raw-{n}"))).expect("raw file");
+    let (mut ours, mut floor) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let block = run.next(n);
+        let bytes = vec![7; (n as usize) * (EVENT_BYTES + 45)];
+        ours.push(run.commit(block));
+        let begun = Instant::now();
+        raw.write_all(&bytes)
+            .and_then(|()| raw.sync_data())
+            .expect("raw");
+        floor.push(begun.elapsed().as_secs_f64() * 1e6);
+    }
+    let (sum, sum_floor) = (ours.iter().sum::<f64>(), floor.iter().sum::<f64>());
+    let (p50, p50_floor) = (median_us(&mut ours), median_us(&mut floor));
+    println!(
+        "commit of {n:>3} x {EVENT_BYTES} B: p50 {p50:7.0} us, floor {p50_floor:7.0} us, ratio {:.2}; events/s {:.0} of {:.0} raw ({:.2})",
+        p50 / p50_floor,
+        ROUNDS as f64 * n as f64 / sum * 1e6,
+        ROUNDS as f64 * n as f64 / sum_floor * 1e6,
+        sum_floor / sum
+    );
+}
+
+/// Events flow through: written, taken by the sink, trimmed.
+fn flow(home: &Path) {
+    let mut run = Run::begin(&home.join("flow"));
+    let policy = Retention {
+        keep_events_ms: 0,
+        keep_operations_ms: 1,
+        keep_tombstones_ms: 1,
+        sinks: vec!["mes".into()],
+    };
+    let mut written = proc_field("/proc/self/io", "write_bytes");
+    let begun = Instant::now();
+    for count in 1..=EVENTS_LONG_RUN / EVENTS_PER_BLOCK {
+        let block = run.next(EVENTS_PER_BLOCK);
+        run.commit(block);
+        if count % MAINTAIN_EVERY_COMMITS == 0 {
+            let cursor = CursorRecord {
+                sink: "mes".into(),
+                through: Position {
+                    no: CommitNo(run.no - 1),
+                    index: u32::MAX,
+                },
+                ..CursorRecord::default()
+            };
+            let cursor = block_of(&mut run, Record::Cursor(cursor));
+            run.commit(cursor);
+            let now = now_at(BASE_US + HOUR_US);
+            run.journal.maintain(&now, &policy, 256).expect("maintain");
+        }
+        if count % (EVENTS_LONG_RUN / EVENTS_PER_BLOCK / 4) == 0 {
+            let total = proc_field("/proc/self/io", "write_bytes");
+            let payload = EVENTS_LONG_RUN / 4 * EVENT_BYTES as u64;
+            let _ = run.journal.capacity();
+            println!(
+                "flow: {:>9} events, {:.2} bytes written per payload byte, disk {} MiB, RSS {} MiB, {:.0} s",
+                count * EVENTS_PER_BLOCK,
+                (total - written) as f64 / payload as f64,
+                run.journal.usage().disk_bytes >> 20,
+                proc_field("/proc/self/status", "VmRSS:") >> 10,
+                begun.elapsed().as_secs_f64()
+            );
+            written = total;
+        }
+    }
+}
+
+fn block_of(run: &mut Run, record: Record) -> Block {
+    let block = block(run.epoch, run.no, vec![record]);
+    run.no += 1;
+    block
+}
+
+fn fill(dir: &Path) {
+    let mut run = Run::begin(dir);
+    for _ in 0..EVENTS_LIVE / EVENTS_PER_BLOCK {
+        let block = run.next(EVENTS_PER_BLOCK);
+        run.commit(block);
+    }
+    run.journal.close().expect("close");
+}
+
+/// Opening is measured in a process of its own: its memory is the opening's alone.
+fn open_once(dir: &Path) {
+    let begun = Instant::now();
+    let (mut journal, recovered) = normal(dir);
+    let seconds = begun.elapsed().as_secs_f64();
+    let _ = journal.capacity();
+    println!(
+        "open with {} records ({}): {seconds:.2} s, RSS {} MiB (peak {}), disk {} MiB",
+        journal.usage().records,
+        if recovered.clean {
+            "clean stop"
+        } else {
+            "killed"
+        },
+        proc_field("/proc/self/status", "VmRSS:") >> 10,
+        proc_field("/proc/self/status", "VmHWM:") >> 10,
+        journal.usage().disk_bytes >> 20
+    );
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    if let Some(dir) = args
+        .iter()
+        .position(|a| a == "open-once")
+        .and_then(|at| args.get(at + 1))
+    {
+        return open_once(Path::new(dir));
+    }
+    let home = tempfile::tempdir_in(".").expect("a directory on a real disk");
+    compare(home.path(), 1);
+    compare(home.path(), EVENTS_PER_BLOCK);
+    flow(home.path());
+    let dir = home.path().join("live");
+    fill(&dir);
+    for _ in 0..2 {
+        // The first opens after a clean stop, and is not closed: the second opens after a kill.
+        let me = std::env::current_exe().expect("own path");
+        let status = std::process::Command::new(me)
+            .arg("open-once")
+            .arg(&dir)
+            .status();
+        assert!(status.is_ok_and(|s| s.success()), "opening failed");
+    }
+}

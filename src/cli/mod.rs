@@ -1,0 +1,295 @@
+//! Owns: the command line: its names, its help, and which file does what.
+//! May call: the interface's client, api types.
+//! Never: reach the journal, a device or the gateway but through the interface; `Local` is handed in.
+
+pub mod client;
+pub mod exit;
+pub mod text;
+
+mod act;
+mod dead_letters;
+mod docs;
+mod events;
+mod machine;
+mod op;
+mod ops;
+pub mod policy;
+mod read;
+mod reload;
+mod report;
+mod sinks;
+mod status;
+mod submit;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use client::Client;
+use exit::{Exit, Failure};
+use std::path::PathBuf;
+use text::Out;
+
+/// Configuration file, unless told otherwise.
+pub const CONFIG_DEFAULT: &str = "/etc/holdfast/holdfast.toml";
+/// Socket of the gateway, unless told otherwise.
+pub const SOCKET_DEFAULT: &str = "/run/holdfast/api.sock";
+
+const EXIT_CODES: &str = "\
+Exit codes:
+   0  done, or completed
+   2  usage: the request cannot be taken as it is
+   3  not sent: rejected, expired, cancelled, held, superseded; no effect
+   4  the device refused; no effect
+   5  outcome unknown: it may have had its effect, or not
+   6  still open when the wait ended
+   7  idempotency conflict: this id means something else
+   8  gateway not reachable
+   9  recovery mode, or damage to the journal
+  77  not permitted
+  78  configuration error";
+
+/// Holdfast: an edge gateway between upper systems and PLCs that never says what it does not know.
+#[derive(Debug, Parser)]
+#[command(name = "holdfast", version, after_help = EXIT_CODES, max_term_width = 80)]
+pub struct Cli {
+    /// What holds for every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Clone, Debug, Args)]
+pub struct Global {
+    /// Configuration file
+    #[arg(long, global = true, env = "HOLDFAST_CONFIG", default_value = CONFIG_DEFAULT, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Socket of the gateway
+    #[arg(long, global = true, env = "HOLDFAST_SOCKET", default_value = SOCKET_DEFAULT, value_name = "PATH")]
+    pub socket: PathBuf,
+    /// Print the interface's JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// Every command.
+#[derive(Debug, Subcommand)]
+#[allow(missing_docs)] // The help texts are the documentation of the fields.
+pub enum Command {
+    /// Run the gateway
+    Run,
+    /// Validate all configuration offline, and print the policy that results
+    Check,
+    /// See it work: simulated PLC, gateway and file sink in one directory
+    Demo(DemoArgs),
+    /// Run a simulated PLC from a TOML file
+    Sim {
+        /// Registers, mailbox program, faults
+        file: PathBuf,
+    },
+    /// What a technician asks first, on one screen
+    Status,
+    /// Submit a command to a machine
+    Submit(submit::SubmitArgs),
+    /// List operations
+    Ops(ops::OpsArgs),
+    /// One operation: its timeline, why it stands there, and what to do next
+    Op(op::OpArgs),
+    /// Withdraw an operation, if no byte of it has left
+    Cancel(act::IdArgs),
+    /// Look into an unknown outcome now; only reads the device
+    Verify(act::IdArgs),
+    /// Let a held operation go on
+    Approve(act::SureArgs),
+    /// Say what happened, where the gateway cannot know
+    Resolve(act::ResolveArgs),
+    /// Do an operation again under a new id
+    Reissue(act::ReissueArgs),
+    /// Read tags from a machine now
+    Read {
+        /// Which machine
+        machine: String,
+        /// Which tags; all of them if none is named
+        tags: Vec<String>,
+        /// Show the last polled values instead of reading the device
+        #[arg(long)]
+        cached: bool,
+    },
+    /// One machine, or all
+    Machine {
+        /// Which one
+        machine: Option<String>,
+    },
+    /// The command policy table as the running gateway has it
+    Policy {
+        /// Of which machine
+        machine: Option<String>,
+    },
+    /// Events, in the order of the log
+    Events(events::EventsArgs),
+    /// Where events go to, and how far they are
+    Sinks,
+    /// Events that a sink will never take as they are
+    DeadLetters(dead_letters::DeadLettersArgs),
+    /// The acceptance report: every operation once
+    Report {
+        /// Since when: RFC 3339, or how long ago, such as 24h
+        #[arg(long, value_name = "T")]
+        since: Option<String>,
+    },
+    /// Check, export or salvage a stopped gateway's journal
+    #[command(subcommand)]
+    Journal(JournalCommand),
+    /// Read the configuration again: all or nothing
+    Reload,
+    /// Completion script for a shell
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Manual page, as roff
+    Man,
+    /// Version
+    Version,
+}
+
+/// Arguments of `demo`.
+#[derive(Clone, Debug, Args)]
+pub struct DemoArgs {
+    /// Work here instead of in a temporary directory
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Exit after the report instead of staying up
+    #[arg(long)]
+    pub once: bool,
+}
+
+/// What can be done with a journal offline.
+#[derive(Clone, Debug, Subcommand)]
+pub enum JournalCommand {
+    /// Verify every record; changes nothing
+    Check {
+        /// The journal's directory
+        dir: PathBuf,
+    },
+    /// Print every readable record as JSON, one a line; changes nothing
+    Export {
+        /// The journal's directory
+        dir: PathBuf,
+    },
+    /// Say what can be saved; with --write, begin a new journal from it
+    Salvage {
+        /// The journal's directory
+        dir: PathBuf,
+        /// Write the new journal; without it nothing is changed
+        #[arg(long, requires = "reason")]
+        write: bool,
+        /// Why, for those who read the new journal later
+        #[arg(long)]
+        reason: Option<String>,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// The commands that do not talk to a running gateway; the program hands them in.
+#[derive(Clone, Copy, Debug)]
+pub struct Local {
+    /// `run`
+    pub run: fn(&Global) -> Exit,
+    /// `check`
+    pub check: fn(&Global) -> Exit,
+    /// `demo`
+    pub demo: fn(&Global, &DemoArgs) -> Exit,
+    /// `sim`
+    pub sim: fn(&Global, &std::path::Path) -> Exit,
+    /// `journal`
+    pub journal: fn(&Global, &JournalCommand) -> Exit,
+}
+
+/// Which shape a list is printed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Settle {
+    /// Print them with both contents
+    Show,
+    /// Send one once more
+    Resend,
+    /// Give one up, with a reason
+    Drop,
+}
+
+/// Does what the command line asks.
+#[must_use]
+pub fn dispatch(cli: Cli, local: Local) -> Exit {
+    let Cli { global, command } = cli;
+    match command {
+        Command::Run => (local.run)(&global),
+        Command::Check => (local.check)(&global),
+        Command::Demo(args) => (local.demo)(&global, &args),
+        Command::Sim { file } => (local.sim)(&global, &file),
+        Command::Journal(what) => (local.journal)(&global, &what),
+        Command::Completions { shell } => docs::completions(shell),
+        Command::Man => docs::man(),
+        Command::Version => docs::version(global.json),
+        remote => remotely(&global, remote),
+    }
+}
+
+fn remotely(global: &Global, command: Command) -> Exit {
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            text::complain(&format!("the system gives no event loop: {error}"));
+            return Exit::NotReachable;
+        }
+    };
+    let client = Client::new(global.socket.clone());
+    let mut out = Out::stdout(global.json);
+    let done = runtime.block_on(remote(&client, &mut out, command));
+    let printed = out.finish();
+    match (done, printed) {
+        (Ok(exit), Ok(())) => exit,
+        // Whoever read our output has enough of it.
+        (Ok(exit), Err(_)) => exit,
+        (Err(failure), _) => failure.report(global.json),
+    }
+}
+
+async fn remote(client: &Client, out: &mut Out, command: Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Status => status::run(client, out).await,
+        Command::Submit(args) => submit::run(client, out, args).await,
+        Command::Ops(args) => ops::run(client, out, args).await,
+        Command::Op(args) => op::run(client, out, args).await,
+        Command::Cancel(args) => act::cancel(client, out, args).await,
+        Command::Verify(args) => act::verify(client, out, args).await,
+        Command::Approve(args) => act::approve(client, out, args).await,
+        Command::Resolve(args) => act::resolve(client, out, args).await,
+        Command::Reissue(args) => act::reissue(client, out, args).await,
+        Command::Read {
+            machine,
+            tags,
+            cached,
+        } => read::run(client, out, &machine, &tags, cached).await,
+        Command::Machine { machine } => machine::run(client, out, machine.as_deref()).await,
+        Command::Policy { machine } => policy::run(client, out, machine.as_deref()).await,
+        Command::Events(args) => events::run(client, out, args).await,
+        Command::Sinks => sinks::run(client, out).await,
+        Command::DeadLetters(args) => dead_letters::run(client, out, args).await,
+        Command::Report { since } => report::run(client, out, since.as_deref()).await,
+        Command::Reload => reload::run(client, out).await,
+        // Done by `dispatch`.
+        Command::Run
+        | Command::Check
+        | Command::Demo(_)
+        | Command::Sim { .. }
+        | Command::Journal(_)
+        | Command::Completions { .. }
+        | Command::Man
+        | Command::Version => Ok(Exit::Done),
+    }
+}

@@ -1,0 +1,353 @@
+//! Owns: reading what a command does: its arguments, what it writes or reads, where the device reports it.
+//! May call: reader, point, machine's helpers; core's argument check.
+//! Never: let a command need more than one write frame (POL-11).
+
+use super::command::Context;
+use super::machine::{claim, claim_read, named};
+use super::point::{self, Claim};
+use super::reader::{Node, Table};
+use crate::core::intent::{RawValue, check_value, type_range};
+use crate::core::mailbox::PARAMETER_WORDS_MAX;
+use crate::core::spec::{
+    Action, Address, ArgSpec, ArgValue, Class, DataType, DoneSpec, ModbusArea, Scalar, WordOrder,
+};
+
+/// Most registers in one write (MODBUS Application Protocol V1.1b3, 6.12).
+pub const WRITE_REGISTERS_MAX: usize = 123;
+/// Most coils in one write (6.11).
+pub const WRITE_COILS_MAX: usize = 1_968;
+pub(super) fn args(table: &Table<'_>) -> Vec<ArgSpec> {
+    let Some(named) = table.get("args").and_then(|node| node.table()) else {
+        return Vec::new();
+    };
+    let args = named.named().into_iter();
+    args.filter_map(|(name, node)| arg(name, &node)).collect()
+}
+
+fn arg(name: String, node: &Node<'_>) -> Option<ArgSpec> {
+    let allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
+    if name.is_empty() || name.chars().count() > point::NAME_CHARS_MAX || !name.chars().all(allowed)
+    {
+        node.problem(
+            format!("the name {name:?}"),
+            "letters, digits, _ and -",
+            None,
+        );
+        return None;
+    }
+    let table = node.table()?;
+    let type_node = table.need("type", "a data type such as \"u16\"");
+    let data_type = type_node.and_then(|node| point::data_type(&node));
+    let word_order = point::word_order(&table);
+    let unit_node = table.get("unit");
+    let unit = unit_node
+        .as_ref()
+        .and_then(|n| point::label(n, point::NAME_CHARS_MAX));
+    let (min_node, max_node) = (table.get("min"), table.get("max"));
+    let min = min_node.as_ref().and_then(Node::decimal);
+    let max = max_node.as_ref().and_then(Node::decimal);
+    let default_node = table.get("default");
+    let secret = table.get("secret").and_then(|node| node.boolean());
+    table.finish();
+    let mut spec = ArgSpec {
+        name,
+        data_type: data_type?,
+        word_order,
+        unit,
+        min,
+        max,
+        default: None,
+        secret: secret.unwrap_or(false),
+    };
+    let numeric = !matches!(spec.data_type, DataType::Bool | DataType::Text(_));
+    for node in [&unit_node, &min_node, &max_node].into_iter().flatten() {
+        if !numeric {
+            node.wrong::<()>(
+                format!("no unit, min or max for a {}", spec.data_type.name()),
+                None,
+            );
+        }
+    }
+    if let Some((low, high)) = type_range(spec.data_type) {
+        for (node, bound) in [(&min_node, min), (&max_node, max)] {
+            if let (Some(node), Some(bound)) = (node, bound)
+                && (bound < low || bound > high)
+            {
+                let name = spec.data_type.name();
+                node.wrong::<()>(format!("a bound inside {name}: {low} to {high}"), None);
+            }
+        }
+    }
+    if let (Some(node), Some(low), Some(high)) = (&max_node, min, max)
+        && low > high
+    {
+        node.wrong::<()>(format!("at least min, which is {low}"), None);
+    }
+    spec.default = default_node.and_then(|node| default(&node, &spec));
+    Some(spec)
+}
+
+fn default(node: &Node<'_>, spec: &ArgSpec) -> Option<ArgValue> {
+    if spec.secret {
+        node.problem(
+            "a default for a secret",
+            "no secret in this file",
+            Some("remove it".into()),
+        );
+        return None;
+    }
+    let raw = match (node.as_bool(), node.as_text(), node.number_text()) {
+        (Some(bit), _, _) => RawValue::Bool(bit),
+        (_, Some(text), _) => RawValue::Text(text.to_owned()),
+        (_, _, Some(number)) => RawValue::Number(number),
+        _ => return node.wrong("a number, a string, true or false", None),
+    };
+    match check_value(&raw, None, spec) {
+        Ok(value) => Some(value),
+        Err(error) => {
+            node.problem(error.found, error.expected, None);
+            None
+        }
+    }
+}
+
+/// Exactly one of `read`, `write`, `mailbox`.
+pub(super) fn action<'a>(
+    table: &Table<'a>,
+    class: Class,
+    args: &[ArgSpec],
+    context: &Context<'_>,
+    claims: &mut Vec<Claim<'a>>,
+) -> Option<Action> {
+    let (read, write, mailbox) = (table.get("read"), table.get("write"), table.get("mailbox"));
+    let request_id_node = table.get("request_id");
+    let request_id = request_id_node
+        .as_ref()
+        .and_then(|n| n.choice(&[("append", ())]));
+    if let Some(node) = request_id_node.filter(|_| write.is_none()) {
+        node.wrong::<()>("request_id only beside write", None);
+    }
+    match (class, read, write, mailbox) {
+        (Class::Query, Some(node), None, None) => {
+            if let Some(node) = table.get("args") {
+                node.wrong::<()>("no args: a query reads what the row names", None);
+            }
+            let points = read_points(&node, claims);
+            Some(Action::Read { points: points? })
+        }
+        (Class::Query, _, Some(node), _) | (Class::Query, _, _, Some(node)) => node.wrong(
+            "read: a query never writes",
+            Some("give the command another class".into()),
+        ),
+        (_, Some(node), _, _) if class != Class::Query => node.wrong(
+            "write or mailbox: only a query reads",
+            Some("use class = \"query\"".into()),
+        ),
+        (_, _, Some(node), None) => {
+            write_action(&node, args, request_id.is_some(), context, claims)
+        }
+        (_, _, None, Some(node)) => mailbox_action(&node, args, context),
+        (_, _, Some(_), Some(node)) => node.wrong("either write or mailbox", None),
+        _ => {
+            let (key, example) = match class {
+                Class::Query => ("read", "read = \"holding:…\""),
+                _ => (
+                    "write",
+                    "write = \"holding:…\", or mailbox = { opcode = … }",
+                ),
+            };
+            let path = format!("{}.{key}", table.path);
+            table.report(
+                &path,
+                "nothing",
+                "what the command does",
+                Some(format!("add {example}")),
+            );
+            None
+        }
+    }
+}
+
+fn read_points<'a>(node: &Node<'a>, claims: &mut Vec<Claim<'a>>) -> Option<Vec<(String, Scalar)>> {
+    if !node.is_array() {
+        let at = point::short_scalar(node, DataType::U16)?;
+        claim(claims, "a query's read", node, Some(at));
+        return Some(vec![("value".to_owned(), at)]);
+    }
+    let mut points: Vec<(String, Scalar)> = Vec::new();
+    for table in node.tables()? {
+        let name = named(
+            &table,
+            "the value's name",
+            points.iter().map(|(n, _)| n.as_str()),
+        );
+        let at = point::scalar(&table, "type");
+        table.finish();
+        if let (Some(name), Some(at)) = (name, at) {
+            claim_read(claims, &format!("value {name:?}"), &table, Some(at));
+            points.push((name, at));
+        }
+    }
+    if points.is_empty() {
+        return node.wrong("at least one value to read", None);
+    }
+    Some(points)
+}
+
+fn write_action<'a>(
+    node: &Node<'a>,
+    args: &[ArgSpec],
+    request_id: bool,
+    context: &Context<'_>,
+    claims: &mut Vec<Claim<'a>>,
+) -> Option<Action> {
+    let (area, offset) = point::address(node)?;
+    if !area.is_writable() {
+        let expected = "coil or holding: the protocol cannot write to the other tables";
+        return node.wrong(expected, None);
+    }
+    let mixed = area == ModbusArea::Coil
+        && (request_id || args.iter().any(|arg| arg.data_type != DataType::Bool));
+    if mixed {
+        node.problem(
+            "coils and registers in one command",
+            "one write frame, as half of two could be applied",
+            mailbox_mend(context),
+        );
+        return None;
+    }
+    let words: usize = args
+        .iter()
+        .map(|a| usize::from(a.data_type.registers()))
+        .sum();
+    let words = words + if request_id { 2 } else { 0 };
+    let most = if area == ModbusArea::Coil {
+        WRITE_COILS_MAX
+    } else {
+        WRITE_REGISTERS_MAX
+    };
+    if words == 0 {
+        let mend = Some("add args; for a fixed value, an argument with a default".to_owned());
+        return node.wrong("args: without any there is nothing to write", mend);
+    }
+    if words > most {
+        node.problem(
+            format!("{words} words to write"),
+            format!("at most {most}, one write frame, as half of two could be applied"),
+            mailbox_mend(context),
+        );
+        return None;
+    }
+    if usize::from(offset) + words > 65_536 {
+        return node.wrong(
+            format!("room for {words} words: the last place is 65535"),
+            None,
+        );
+    }
+    claim_args(node, args, request_id, (area, offset), claims);
+    Some(Action::Write {
+        start: Address::Modbus { area, offset },
+        request_id,
+    })
+}
+
+fn claim_args<'a>(
+    node: &Node<'a>,
+    args: &[ArgSpec],
+    request_id: bool,
+    (area, offset): (ModbusArea, u16),
+    claims: &mut Vec<Claim<'a>>,
+) {
+    let mut at = offset;
+    let mut next = |what: &str, data_type: DataType, word_order: WordOrder| {
+        let address = Address::Modbus { area, offset: at };
+        at = at.saturating_add(data_type.registers());
+        let scalar = Scalar {
+            address,
+            data_type,
+            word_order,
+        };
+        claim(claims, what, node, Some(scalar));
+    };
+    for arg in args {
+        next(
+            &format!("argument {:?}", arg.name),
+            arg.data_type,
+            arg.word_order,
+        );
+    }
+    if request_id {
+        next(
+            "argument (the request id)",
+            DataType::U32,
+            WordOrder::HighFirst,
+        );
+    }
+}
+
+fn mailbox_mend(context: &Context<'_>) -> Option<String> {
+    Some(match context.mailbox {
+        Some(_) => "hand it to the mailbox: mailbox = { opcode = … }".to_owned(),
+        None => "add [mailbox] and hand it over there: mailbox = { opcode = … }".to_owned(),
+    })
+}
+
+fn mailbox_action(node: &Node<'_>, args: &[ArgSpec], context: &Context<'_>) -> Option<Action> {
+    let table = node.table()?;
+    let opcode = table.need("opcode", "the machine's number for it, 1 to 65535");
+    let opcode = opcode.and_then(|node| node.integer(1, 65_535));
+    table.finish();
+    if context.mailbox.is_none() {
+        node.problem(
+            "a mailbox command without a mailbox",
+            "a table [mailbox] in this file",
+            Some("add [mailbox] with command = … and status = …".into()),
+        );
+    }
+    let words: usize = args
+        .iter()
+        .map(|a| usize::from(a.data_type.registers()))
+        .sum();
+    if words > PARAMETER_WORDS_MAX {
+        node.problem(
+            format!("{words} parameter words"),
+            format!("at most {PARAMETER_WORDS_MAX}, what the mailbox carries"),
+            Some("use fewer or narrower arguments".into()),
+        );
+    }
+    Some(Action::Mailbox {
+        opcode: u16::try_from(opcode?).ok()?,
+    })
+}
+
+pub(super) fn done<'a>(
+    node: &Node<'a>,
+    context: &Context<'_>,
+    claims: &mut Vec<Claim<'a>>,
+) -> Option<DoneSpec> {
+    let table = node.table()?;
+    let id_node = table.need("id", "the registers (u32) of the last finished request id");
+    let result_node = table.get("result");
+    table.finish();
+    let id_node = id_node?;
+    let id = point::short_scalar(&id_node, DataType::U32)?;
+    if id.data_type != DataType::U32 {
+        return id_node.wrong("two registers, type \"u32\"", None);
+    }
+    claim(claims, "the finished request id", &id_node, Some(id));
+    let mut result = None;
+    if let Some(node) = &result_node {
+        let at = point::short_scalar(node, DataType::U16)?;
+        claim(claims, "the finished request's result", node, Some(at));
+        let ((area, a), (other, b)) = (point::extent(&id), point::extent(&at));
+        let span = a.end.max(b.end) - a.start.min(b.start);
+        if area != other || span > u32::from(context.registers_max) {
+            return node.wrong(
+                "registers near the id's, so that one request reads both",
+                None,
+            );
+        }
+        result = Some(at);
+    }
+    Some(DoneSpec { id, result })
+}

@@ -1,0 +1,247 @@
+//! Owns: checks that look at several parts of a configuration at once.
+//! May call: reader, point; core types.
+//! Never: read a value itself.
+
+use super::point::{self, Claim, overlap};
+use super::reader::{Node, Table, show_duration};
+use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS};
+use crate::core::spec::{
+    Address, DataType, EventKind, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, Tag, TagGroup,
+};
+use std::ops::Range;
+
+/// Most bits in one read (MODBUS Application Protocol V1.1b3, 6.1).
+const READ_BITS_MAX: u32 = 2_000;
+/// Time for a person to notice, look and send again, in milliseconds (CAP-03).
+pub const MANUAL_RETRY_MS: u64 = 10 * 60 * 1000;
+
+/// Refuses registers that are read or written as two different things.
+pub(super) fn overlaps(claims: &[Claim<'_>]) {
+    for (index, late) in claims.iter().enumerate() {
+        let (area, range) = late.extent();
+        let clash = claims[..index].iter().find(|early| {
+            let (other, taken) = early.extent();
+            area == other && overlap(&range, &taken) && !same(early, late)
+        });
+        if let Some(early) = clash {
+            let (_, taken) = early.extent();
+            late.node.problem(
+                format!(
+                    "{} as {} on {}, which overlaps {} as {} on {}",
+                    late.what,
+                    late.scalar.data_type.name(),
+                    span(area, &range),
+                    early.what,
+                    early.scalar.data_type.name(),
+                    span(area, &taken),
+                ),
+                "registers of its own, or the same address, type and word order",
+                None,
+            );
+        }
+    }
+}
+
+/// Refuses values that one read request cannot hold, so that none is torn (EVT-06).
+pub(super) fn widths(claims: &[Claim<'_>], registers_max: u16) {
+    for claim in claims
+        .iter()
+        .filter(|claim| !claim.what.starts_with("argument"))
+    {
+        let registers = claim.scalar.data_type.registers();
+        if registers > registers_max {
+            claim.node.problem(
+                format!(
+                    "{} as {}, {registers} registers",
+                    claim.what,
+                    claim.scalar.data_type.name()
+                ),
+                format!("at most {registers_max} registers, so that one request reads it whole"),
+                Some("use a shorter type, or raise read_registers_max if the device allows".into()),
+            );
+        }
+    }
+}
+
+fn same(a: &Claim<'_>, b: &Claim<'_>) -> bool {
+    let wide = a.scalar.data_type.registers() > 1;
+    a.scalar.address == b.scalar.address
+        && a.scalar.data_type == b.scalar.data_type
+        && (!wide || a.scalar.word_order == b.scalar.word_order)
+}
+
+fn span(area: ModbusArea, range: &Range<u32>) -> String {
+    match range.end - range.start {
+        1 => format!("{}:{}", area.name(), range.start),
+        _ => format!("{}:{}-{}", area.name(), range.start, range.end - 1),
+    }
+}
+
+fn block(address: Address, words: usize) -> (ModbusArea, Range<u32>) {
+    let Address::Modbus { area, offset } = address;
+    let start = u32::from(offset);
+    (
+        area,
+        start..start + u32::try_from(words).unwrap_or(u32::MAX),
+    )
+}
+
+/// The two blocks belong to the mailbox's own protocol alone.
+pub(super) fn mailbox(
+    root: &Table<'_>,
+    spec: Option<&MailboxSpec>,
+    claims: &[Claim<'_>],
+    registers_max: u16,
+) {
+    let Some(spec) = spec else {
+        return;
+    };
+    if usize::from(registers_max) < STATUS_WORDS
+        && let Some(node) = root.get("mailbox")
+    {
+        node.problem(
+            format!("a mailbox with read_registers_max = {registers_max}"),
+            format!("at least {STATUS_WORDS}, so that one request reads a block whole"),
+            None,
+        );
+    }
+    let (command_area, command) = block(spec.command, COMMAND_WORDS);
+    let (status_area, status) = block(spec.status, STATUS_WORDS);
+    if command_area == status_area
+        && overlap(&command, &status)
+        && let Some(node) = root.get("mailbox")
+    {
+        node.problem(
+            format!(
+                "a command block on {} over a status block on {}",
+                span(command_area, &command),
+                span(status_area, &status)
+            ),
+            format!("two blocks apart: {COMMAND_WORDS} and {STATUS_WORDS} registers"),
+            None,
+        );
+    }
+    let blocks = [
+        ("command", command_area, command),
+        ("status", status_area, status),
+    ];
+    for claim in claims {
+        let (area, range) = claim.extent();
+        let readable = matches!(claim.scalar.data_type, DataType::U16 | DataType::U32)
+            && !claim.what.starts_with("argument");
+        for (name, block_area, taken) in &blocks {
+            if area == *block_area && overlap(&range, taken) && !readable {
+                claim.node.problem(
+                    format!(
+                        "{} as {} on {}, inside the mailbox's {name} block on {}",
+                        claim.what,
+                        claim.scalar.data_type.name(),
+                        span(area, &range),
+                        span(area, taken)
+                    ),
+                    "registers outside the mailbox, or a u16 or u32 that is only read",
+                    None,
+                );
+            }
+        }
+    }
+}
+
+/// A group that one request cannot hold needs a guard, and a group needs tags.
+pub(super) fn groups(root: &Table<'_>, groups: &[TagGroup], tags: &[Tag], registers_max: u16) {
+    let nodes = root.get("group").and_then(|node| node.list());
+    for table in nodes.unwrap_or_default().iter().filter_map(Node::table) {
+        let Some(node) = table.get("name") else {
+            continue;
+        };
+        let name = node.as_text().unwrap_or_default();
+        let Some(group) = groups.iter().find(|group| group.name == name) else {
+            continue;
+        };
+        let members = tags.iter().filter(|tag| tag.group.as_deref() == Some(name));
+        let extents: Vec<_> = members.map(|tag| point::extent(&tag.at)).collect();
+        let Some((area, first)) = extents.first() else {
+            node.wrong::<()>("at least one tag with this group", None);
+            continue;
+        };
+        let low = extents
+            .iter()
+            .map(|e| e.1.start)
+            .min()
+            .unwrap_or(first.start);
+        let high = extents.iter().map(|e| e.1.end).max().unwrap_or(first.end);
+        let most = if area.is_bits() {
+            READ_BITS_MAX
+        } else {
+            u32::from(registers_max)
+        };
+        let one_request = extents.iter().all(|e| e.0 == *area) && high - low <= most;
+        if !one_request && group.guard.is_none() {
+            node.problem(
+                format!("group {name:?}, which one read request cannot hold"),
+                format!("tags of one table within {most} places, or a guard"),
+                Some(
+                    "add guard = \"holding:…\", a value that the device changes with the group"
+                        .into(),
+                ),
+            );
+        }
+    }
+}
+
+/// What is odd without being wrong.
+pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>) {
+    let has_effects = spec.commands.iter().any(|row| row.class.has_side_effect());
+    let mut warn = |text: String| warnings.push(text);
+    if spec.owner != gateway {
+        warn(format!(
+            "owned by {:?}: commands are answered with not_owner",
+            spec.owner
+        ));
+    }
+    if has_effects && spec.gate.identity.is_none() {
+        warn("no gate identity: commands cannot tell a replaced device or program".into());
+    }
+    if has_effects && spec.gate.interlocks.is_empty() {
+        warn("no interlocks in the gate".into());
+    }
+    if spec.read_only && has_effects {
+        warn("read_only: every command that changes the machine is refused".into());
+    }
+    let LinkSpec::ModbusTcp(link) = &spec.link;
+    let polls = spec.tags.iter().map(|tag| tag.poll_ms);
+    let watches = spec.events.iter().map(|event| match event.kind {
+        EventKind::OnChange { poll_ms, .. } => poll_ms,
+    });
+    if let Some(fastest) = polls.chain(watches).min()
+        && fastest < link.timeout_ms
+    {
+        let (poll, timeout) = (show_duration(fastest), show_duration(link.timeout_ms));
+        warn(format!(
+            "polls every {poll} but a reply may take {timeout}: some will be skipped"
+        ));
+    }
+}
+
+/// The longest that a request to any of the machines can be under way, and whose it is (CAP-03).
+pub(super) fn longest_journey(machines: &[MachineSpec]) -> Option<(u64, String)> {
+    let journeys = machines.iter().flat_map(|machine| {
+        let LinkSpec::ModbusTcp(link) = &machine.link;
+        machine.commands.iter().map(move |row| {
+            let ms = [link.timeout_ms, row.ttl_ms, row.completion_timeout_ms, link.reconnect_ms_max];
+            let total = ms.iter().fold(MANUAL_RETRY_MS, |sum, ms| sum.saturating_add(*ms));
+            let text = format!(
+                "{} {}: timeout {} + validity {} + completion {} + reconnection {} + retry by hand {}",
+                machine.name,
+                row.name,
+                show_duration(link.timeout_ms),
+                show_duration(row.ttl_ms),
+                show_duration(row.completion_timeout_ms),
+                show_duration(link.reconnect_ms_max),
+                show_duration(MANUAL_RETRY_MS),
+            );
+            (total, text)
+        })
+    });
+    journeys.max_by_key(|(ms, _)| *ms)
+}

@@ -1,0 +1,377 @@
+//! Owns: reading the gateway file, and putting it together with its machines and board.
+//! May call: reader, machine, board_file, check.
+//! Never: stop at the first file with a problem.
+
+use super::machine::{self, Home, unique};
+use super::problem::{Doc, Problem};
+use super::reader::{Node, Table, show_duration, tables};
+use super::{GatewayConfig, Role, RoleRule, SinkKind, SinkSpec, Who, board_file, check, point};
+use crate::core::spec::MachineSpec;
+use std::path::{Path, PathBuf};
+
+/// Least journal, in bytes.
+pub const JOURNAL_BYTES_MIN: u64 = 16 << 20;
+/// Largest journal, in bytes.
+pub const JOURNAL_BYTES_MAX: u64 = 64 << 30;
+/// Most machines of one gateway.
+pub const MACHINES_MAX: usize = 200;
+/// Longest path of a Unix socket, in bytes (unix(7)).
+const SOCKET_BYTES_MAX: usize = 107;
+const DAY_MS: u64 = 86_400_000;
+
+const DEFAULT_BOARD: &str = if cfg!(target_arch = "aarch64") {
+    "generic-aarch64"
+} else {
+    "generic-x86_64"
+};
+
+pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem>> {
+    let doc = Doc::read(path)?;
+    let entries = super::parse(&doc)?;
+    let root = Table::root(&doc, &entries);
+    let mut others = Vec::new();
+    let mut warnings = Vec::new();
+
+    super::schema(&root);
+    let name = root.need("gateway", "the gateway's name");
+    let gateway = name
+        .and_then(|node| point::plain_name(&node))
+        .unwrap_or_default();
+    let board_node = root.get("board");
+    let board_name = board_node
+        .as_ref()
+        .map_or(Some(DEFAULT_BOARD.to_owned()), point::plain_name);
+    let board =
+        match board_name.map(|name| board_file::load(&name, board_node.as_ref(), boards_dir)) {
+            Some(Ok(board)) => board,
+            Some(Err(problems)) => {
+                others.extend(problems);
+                None
+            }
+            None => None,
+        };
+    if let Some(board) = &board
+        && board.arch != std::env::consts::ARCH
+    {
+        let here = std::env::consts::ARCH;
+        warnings.push(format!(
+            "board {:?} is for {}, this program for {here}",
+            board.name, board.arch
+        ));
+    }
+    let state_dir = root.get("state_dir").and_then(|node| node.path());
+    let state_dir = state_dir.unwrap_or_else(|| PathBuf::from("/var/lib/holdfast"));
+    if let Some(node) = root.get("authority") {
+        node.problem(
+            node.describe(),
+            "no authority: this version claims operation ids in its own journal only",
+            Some("remove it".into()),
+        );
+    }
+    let machines = machines(&root, path, &gateway, &mut others, &mut warnings);
+    let (journal_budget_bytes, keep_events_ms) = journal(&root);
+    let (replay_window_ms, replay_retention_ms) = replay(&root, &machines);
+    let (machine_rate, total_rate) = recovery(&root);
+    let (api_unix, roles) = api(&root);
+    let sinks = sinks(&root, &state_dir);
+    root.finish();
+
+    let mut problems = doc.take();
+    problems.extend(others);
+    match board {
+        Some(board) if problems.is_empty() => Ok(GatewayConfig {
+            gateway,
+            board,
+            state_dir,
+            machines,
+            journal_budget_bytes,
+            keep_events_ms,
+            replay_window_ms,
+            replay_retention_ms,
+            recovery_machine_milli_per_s: machine_rate,
+            recovery_total_milli_per_s: total_rate,
+            api_unix,
+            roles,
+            sinks,
+            warnings,
+        }),
+        _ => Err(problems),
+    }
+}
+
+fn machines(
+    root: &Table<'_>,
+    gateway_file: &Path,
+    gateway: &str,
+    others: &mut Vec<Problem>,
+    warnings: &mut Vec<String>,
+) -> Vec<MachineSpec> {
+    let mut specs: Vec<MachineSpec> = Vec::new();
+    let node = root.need(
+        "machines",
+        "an array of machine files, such as [\"machines/press-1.toml\"]",
+    );
+    let list = node.as_ref().and_then(Node::list).unwrap_or_default();
+    if let Some(node) = node
+        && (list.len() > MACHINES_MAX || list.is_empty() && node.is_array())
+    {
+        node.problem(
+            format!("{} machines", list.len()),
+            format!("1 to {MACHINES_MAX}"),
+            None,
+        );
+    }
+    let directory = gateway_file.parent().unwrap_or(Path::new("."));
+    for item in list.iter().take(MACHINES_MAX) {
+        let Some(text) = item.text() else { continue };
+        let file = directory.join(text);
+        if !file.is_file() {
+            let beside = directory.display();
+            item.wrong::<()>(format!("a file that exists, relative to {beside}/"), None);
+            continue;
+        }
+        match machine::read(&file, &Home { gateway }) {
+            Ok(machine) => {
+                let name = machine.spec.name.clone();
+                if specs.iter().any(|other| other.name == name) {
+                    item.problem(
+                        format!("a second machine named {name:?}"),
+                        "a name of its own for every machine",
+                        Some(format!("change name in {text}")),
+                    );
+                }
+                if name == gateway {
+                    item.problem(
+                        format!("a machine named {name:?}, like the gateway"),
+                        "two names: both are sources of events, whose keys must not meet",
+                        Some(format!("change name in {text}")),
+                    );
+                }
+                warnings.extend(machine.warnings.iter().map(|w| format!("{name}: {w}")));
+                specs.push(machine.spec);
+            }
+            Err(problems) => others.extend(problems),
+        }
+    }
+    specs
+}
+
+fn section<'a>(root: &Table<'a>, key: &'static str) -> Option<Table<'a>> {
+    root.get(key).and_then(|node| node.table())
+}
+
+fn journal(root: &Table<'_>) -> (u64, u64) {
+    let table = section(root, "journal");
+    let budget = table.as_ref().and_then(|t| t.get("budget"));
+    let budget = budget.and_then(|node| node.size(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX));
+    let keep = table.as_ref().and_then(|t| t.get("keep_events"));
+    let keep = keep.and_then(|node| node.duration(0, 3_650 * DAY_MS));
+    if let Some(table) = table {
+        table.finish();
+    }
+    (budget.unwrap_or(512 << 20), keep.unwrap_or(DAY_MS))
+}
+
+fn replay(root: &Table<'_>, machines: &[MachineSpec]) -> (u64, u64) {
+    let table = section(root, "replay");
+    let window_node = table.as_ref().and_then(|t| t.get("window"));
+    let window = window_node
+        .as_ref()
+        .and_then(|n| n.duration(60_000, 30 * DAY_MS));
+    let retention = table.as_ref().and_then(|t| t.get("retention"));
+    let retention = retention.and_then(|node| node.duration(0, 3_650 * DAY_MS));
+    if let Some(table) = &table {
+        table.finish();
+    }
+    let window_ms = window.unwrap_or(DAY_MS);
+    if let Some((needed_ms, why)) = check::longest_journey(machines)
+        && window_ms < needed_ms
+    {
+        let found = format!("a replay window of {}", show_duration(window_ms));
+        let least = show_duration(needed_ms);
+        let expected = format!("at least {least}, as a request may be under way that long ({why})");
+        let mend = Some(format!(
+            "write window = {least:?} in [replay], or shorten the validity"
+        ));
+        match &window_node {
+            Some(node) => node.problem(found, expected, mend),
+            None => root.report("replay.window", &found, &expected, mend),
+        }
+    }
+    (window_ms, retention.unwrap_or(90 * DAY_MS))
+}
+
+fn recovery(root: &Table<'_>) -> (u64, u64) {
+    let table = section(root, "recovery");
+    let rate = |key: &'static str, default: u64| {
+        let node = table.as_ref().and_then(|t| t.get(key));
+        node.and_then(|node| node.rate(1_000_000))
+            .unwrap_or(default)
+    };
+    let rates = (rate("per_machine", 5_000), rate("total", 20_000));
+    if let Some(table) = table {
+        table.finish();
+    }
+    rates
+}
+
+fn api(root: &Table<'_>) -> (PathBuf, Vec<RoleRule>) {
+    let default = PathBuf::from("/run/holdfast/api.sock");
+    let Some(table) = section(root, "api") else {
+        return (default, Vec::new());
+    };
+    let unix = table.get("unix").and_then(|node| {
+        let path = node.path()?;
+        if path.as_os_str().len() > SOCKET_BYTES_MAX {
+            return node.wrong(format!("a path of at most {SOCKET_BYTES_MAX} bytes"), None);
+        }
+        Some(path)
+    });
+    if let Some(node) = table.get("tcp") {
+        node.problem(
+            node.describe(),
+            "unix alone: this version serves no TCP",
+            Some("remove it; for remote use, forward the socket over SSH".into()),
+        );
+    }
+    let rules = tables(&table, "role");
+    let roles = rules.iter().filter_map(role).collect();
+    table.finish();
+    (unix.unwrap_or(default), roles)
+}
+
+fn role(table: &Table<'_>) -> Option<RoleRule> {
+    let role = table
+        .need("role", "viewer, operator, resolver or admin")
+        .and_then(|node| {
+            node.choice(&[
+                ("viewer", Role::Viewer),
+                ("operator", Role::Operator),
+                ("resolver", Role::Resolver),
+                ("admin", Role::Admin),
+            ])
+        });
+    let uid = table.get("uid");
+    let group = table.get("group");
+    let later = [table.get("token_file"), table.get("certificate_cn")];
+    if let Some(node) = later.into_iter().flatten().next() {
+        node.problem(
+            node.describe(),
+            "uid or group: tokens and certificates are for TCP, which this version does not serve",
+            None,
+        );
+        return None;
+    }
+    table.finish();
+    let who = match (uid, group) {
+        (Some(node), None) => {
+            let number = node.integer(0, u32::MAX.into())?;
+            Who::Uid(u32::try_from(number).ok()?)
+        }
+        (None, Some(node)) => Who::Group(point::plain_name(&node)?),
+        _ => {
+            let mend = Some("add uid = … or group = \"…\"".to_owned());
+            table.report(
+                &table.path,
+                "a role for nobody, or for two",
+                "either uid or group",
+                mend,
+            );
+            return None;
+        }
+    };
+    Some(RoleRule { who, role: role? })
+}
+
+const LATER_SINKS: &[&str] = &["http", "postgres", "mqtt", "nats", "kafka"];
+
+fn sinks(root: &Table<'_>, state_dir: &Path) -> Vec<SinkSpec> {
+    let mut sinks: Vec<SinkSpec> = Vec::new();
+    for table in tables(root, "sink") {
+        let name_node = table.need("name", "the sink's name");
+        let name = name_node.as_ref().and_then(point::plain_name);
+        if let (Some(node), Some(name)) = (&name_node, &name) {
+            unique(node, name, sinks.iter().map(|sink| sink.name.as_str()));
+        }
+        let kind = table.need("kind", "\"file\"");
+        for (_, value) in table.named() {
+            refuse_credentials(&value);
+        }
+        let Some(kind) = kind else { continue };
+        if kind
+            .as_text()
+            .is_some_and(|kind| LATER_SINKS.contains(&kind))
+        {
+            kind.problem(
+                kind.describe(),
+                "\"file\", the only sink that this version has",
+                Some("write to files and let a shipper carry them on".into()),
+            );
+            continue;
+        }
+        if kind.choice(&[("file", ())]).is_none() {
+            continue;
+        }
+        let file = file_sink(&table, state_dir);
+        table.finish();
+        if let (Some(name), Some(kind)) = (name, file) {
+            sinks.push(SinkSpec { name, kind });
+        }
+    }
+    refuse_shared_paths(root, &sinks);
+    sinks
+}
+
+fn file_sink(table: &Table<'_>, state_dir: &Path) -> Option<SinkKind> {
+    let path_node = table.need("path", "a directory, such as \"/var/lib/holdfast/events\"");
+    let size = table
+        .get("rotate_size")
+        .and_then(|node| node.size(1 << 20, 4 << 30));
+    let files = table
+        .get("files_max")
+        .and_then(|node| node.integer(2, 100_000));
+    let node = path_node?;
+    let path = node.path()?;
+    if path.starts_with(state_dir.join("journal")) || state_dir.starts_with(&path) {
+        return node.wrong("a directory apart from the journal's", None);
+    }
+    Some(SinkKind::File {
+        path,
+        rotate_bytes: size.unwrap_or(64 << 20),
+        files_max: files.and_then(|n| u32::try_from(n).ok()).unwrap_or(64),
+    })
+}
+
+/// A URL with a password in it is a secret in clear (CFG-04).
+fn refuse_credentials(node: &Node<'_>) {
+    let authority = node
+        .as_text()
+        .and_then(|text| text.split_once("://"))
+        .map(|(_, rest)| rest);
+    let user_info = authority.and_then(|rest| rest.split('/').next()?.rsplit_once('@'));
+    if user_info.is_some_and(|(user, _)| user.contains(':')) {
+        node.problem(
+            "a URL with a password in it",
+            "no secret in this file",
+            Some("put it into a file of its own and name that: password_file = …".into()),
+        );
+    }
+}
+
+fn refuse_shared_paths(root: &Table<'_>, sinks: &[SinkSpec]) {
+    for (index, sink) in sinks.iter().enumerate() {
+        let SinkKind::File { path, .. } = &sink.kind;
+        let shared = sinks[..index].iter().any(|other| {
+            let SinkKind::File { path: taken, .. } = &other.kind;
+            taken == path
+        });
+        let table = tables(root, "sink").into_iter().find(|table| {
+            table
+                .get("name")
+                .is_some_and(|node| node.as_text() == Some(sink.name.as_str()))
+        });
+        if let Some(node) = table.filter(|_| shared).and_then(|table| table.get("path")) {
+            node.wrong::<()>("a directory of its own for every sink", None);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Owns: the configuration as files: gateway, machines, board; everything that is wrong with it, in one pass.
+//! May call: board, core types.
+//! Never: open a device, the journal or a socket; hand out a configuration with a known problem.
+
+mod action;
+mod board_file;
+mod check;
+mod command;
+mod gateway;
+mod machine;
+mod point;
+mod problem;
+mod reader;
+mod render;
+
+pub use action::{WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
+pub use check::MANUAL_RETRY_MS;
+pub use command::MAX_QUEUED_MAX;
+pub use gateway::{JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, MACHINES_MAX};
+pub use machine::{ENTRIES_MAX, LINK_MS_MAX, POLL_MS_MIN, READ_REGISTERS_MAX};
+pub use point::NAME_CHARS_MAX;
+pub use problem::{FILE_BYTES_MAX, PROBLEMS_MAX, Problem};
+pub use reader::show_duration;
+pub use render::render_policy;
+
+use crate::board::BoardProfile;
+use crate::core::spec::MachineSpec;
+use problem::Doc;
+use reader::Table;
+use std::path::{Path, PathBuf};
+use toml::de::DeTable;
+
+pub use crate::core::roles::Role;
+
+/// Version of the configuration's shape.
+pub const SCHEMA: i128 = 1;
+
+/// Everything that the files say, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GatewayConfig {
+    /// The gateway's name.
+    pub gateway: String,
+    /// The computer it runs on.
+    pub board: BoardProfile,
+    /// Where all durable state lives.
+    pub state_dir: PathBuf,
+    /// In the order of the gateway file.
+    pub machines: Vec<MachineSpec>,
+    /// Most bytes of the journal.
+    pub journal_budget_bytes: u64,
+    /// How long events that every sink has taken are kept, in milliseconds.
+    pub keep_events_ms: u64,
+    /// How long a finished operation answers to its id, in milliseconds (CAP-03).
+    pub replay_window_ms: u64,
+    /// How long it can be read after that, in milliseconds.
+    pub replay_retention_ms: u64,
+    /// Commands to one machine after a reconnection, in thousandths per second (POL-08).
+    pub recovery_machine_milli_per_s: u64,
+    /// Commands to all machines after a reconnection, in thousandths per second.
+    pub recovery_total_milli_per_s: u64,
+    /// The interface's Unix socket.
+    pub api_unix: PathBuf,
+    /// Who may do what; without any, root and the gateway's own user are admin.
+    pub roles: Vec<RoleRule>,
+    /// Where events go.
+    pub sinks: Vec<SinkSpec>,
+    /// What is odd without being wrong.
+    pub warnings: Vec<String>,
+}
+
+/// One `[[api.role]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoleRule {
+    /// Whom it is about.
+    pub who: Who,
+    /// What they may do.
+    pub role: Role,
+}
+
+/// How a caller is known on the Unix socket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// By user id.
+    Uid(u32),
+    /// By the name of a group of the system.
+    Group(String),
+}
+
+/// One `[[sink]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SinkSpec {
+    /// Its name.
+    pub name: String,
+    /// Where to.
+    pub kind: SinkKind,
+}
+
+/// The kinds of sink.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SinkKind {
+    /// JSON lines in a directory.
+    File {
+        /// The directory.
+        path: PathBuf,
+        /// A file of this size is closed and the next one begun, in bytes.
+        rotate_bytes: u64,
+        /// Most files kept; the oldest are removed.
+        files_max: u32,
+    },
+}
+
+/// Reads and checks the gateway file, its machine files and its board profile.
+///
+/// # Errors
+/// Everything that was found wrong, file by file, in the order of each file.
+pub fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem>> {
+    gateway::load(path, boards_dir)
+}
+
+/// Parses a file; its syntax errors, duplicate keys among them, if it has any.
+fn parse(doc: &Doc) -> Result<DeTable<'_>, Vec<Problem>> {
+    let (table, errors) = DeTable::parse_recoverable(&doc.text);
+    for error in errors {
+        let message = error.message().trim().replace('\n', "; ");
+        let mend = message
+            .contains("duplicate key")
+            .then(|| "remove one of the two".to_owned());
+        let span = error.span().unwrap_or(0..0);
+        let found = format!("a syntax error ({message})");
+        doc.report(span, "", found, "valid TOML".into(), mend);
+    }
+    let problems = doc.take();
+    if problems.is_empty() {
+        Ok(table.into_inner())
+    } else {
+        Err(problems)
+    }
+}
+
+/// Checks `schema = 1`.
+fn schema(root: &Table<'_>) {
+    if let Some(node) = root.need("schema", "the version of the configuration's shape, 1")
+        && node.as_integer() != Some(SCHEMA)
+    {
+        node.wrong::<()>(
+            "schema = 1, the one this version reads",
+            Some("write schema = 1".into()),
+        );
+    }
+}

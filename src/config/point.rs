@@ -1,0 +1,277 @@
+//! Owns: reading names, addresses, data types and values of a device from configuration.
+//! May call: reader; core types.
+//! Never: accept an address, type or value that the protocol cannot carry.
+
+use super::reader::{Node, Table};
+use crate::core::intent::{parse_number, type_range};
+use crate::core::spec::{Address, DataType, ModbusArea, Scalar, Value, WordOrder};
+use rust_decimal::Decimal;
+use rust_decimal::prelude::ToPrimitive;
+use std::ops::Range;
+use unicode_normalization::UnicodeNormalization;
+
+/// Longest name of a machine, tag, command, argument, group or sink, in characters.
+pub const NAME_CHARS_MAX: usize = 64;
+/// Longest text value: what one read request carries, in bytes.
+const TEXT_BYTES_MAX: u16 = 250;
+
+const AREAS: &[ModbusArea] = &[
+    ModbusArea::Coil,
+    ModbusArea::Discrete,
+    ModbusArea::Input,
+    ModbusArea::Holding,
+];
+
+/// A name that goes into URLs and event keys: ASCII.
+pub(super) fn plain_name(node: &Node<'_>) -> Option<String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    name_of(node, allowed, "A-Z a-z 0-9 . _ -")
+}
+
+/// A name within a machine, in any script.
+pub(super) fn local_name(node: &Node<'_>) -> Option<String> {
+    let allowed = |c: char| c.is_alphanumeric() || matches!(c, '.' | '_' | '-' | ':');
+    name_of(node, allowed, "letters, digits and . _ - :")
+}
+
+fn name_of(node: &Node<'_>, allowed: impl Fn(char) -> bool, set: &str) -> Option<String> {
+    let name: String = node.text()?.nfc().collect();
+    let fits = !name.is_empty() && name.chars().count() <= NAME_CHARS_MAX;
+    if fits && name.chars().all(allowed) {
+        Some(name)
+    } else {
+        node.wrong(
+            format!("a name of 1 to {NAME_CHARS_MAX} characters out of {set}"),
+            None,
+        )
+    }
+}
+
+/// Free text for people, one line.
+pub(super) fn label(node: &Node<'_>, chars_max: usize) -> Option<String> {
+    let text = node.text()?;
+    let fits = !text.trim().is_empty() && text.chars().count() <= chars_max;
+    if fits && !text.chars().any(char::is_control) {
+        Some(text.nfc().collect())
+    } else {
+        node.wrong(format!("one line of 1 to {chars_max} characters"), None)
+    }
+}
+
+/// `area:offset`.
+pub(super) fn address(node: &Node<'_>) -> Option<(ModbusArea, u16)> {
+    let expected =
+        "an address such as \"holding:100\" (coil, discrete, input or holding; zero-based)";
+    let text = node.text()?;
+    let Some((area_name, offset)) = text.split_once(':') else {
+        let mend = text.parse::<u32>().ok().map(modicon_hint);
+        return node.wrong(expected, mend);
+    };
+    let Some(area) = AREAS.iter().find(|area| area.name() == area_name.trim()) else {
+        let near = crate::core::intent::nearest(area_name, AREAS.iter().map(|a| a.name()));
+        return node.wrong(
+            expected,
+            near.map(|n| format!("did you mean \"{n}:{offset}\"?")),
+        );
+    };
+    match offset.trim().parse::<u16>() {
+        Ok(offset) => Some((*area, offset)),
+        Err(_) => node.wrong("an offset from 0 to 65535", None),
+    }
+}
+
+/// A reference number of a manual, such as 40101, as an address.
+fn modicon_hint(number: u32) -> String {
+    let (base, area) = match number {
+        1..=9_999 => (1, "coil"),
+        10_001..=19_999 => (10_001, "discrete"),
+        30_001..=39_999 => (30_001, "input"),
+        40_001..=49_999 => (40_001, "holding"),
+        _ => return "write the table's name and the zero-based offset".to_owned(),
+    };
+    let offset = number - base;
+    format!("the manual's {number} is \"{area}:{offset}\" here")
+}
+
+/// The type named by a node: `u16`, `string(20)` …
+pub(super) fn data_type(node: &Node<'_>) -> Option<DataType> {
+    let simple = [
+        ("bool", DataType::Bool),
+        ("i16", DataType::I16),
+        ("u16", DataType::U16),
+        ("i32", DataType::I32),
+        ("u32", DataType::U32),
+        ("i64", DataType::I64),
+        ("u64", DataType::U64),
+        ("f32", DataType::F32),
+        ("f64", DataType::F64),
+        ("string(n)", DataType::Text(0)),
+    ];
+    let inner = node
+        .as_text()
+        .and_then(|text| text.strip_prefix("string(")?.strip_suffix(')'));
+    if let Some(length) = inner {
+        return match length.parse::<u16>() {
+            Ok(bytes) if (1..=TEXT_BYTES_MAX).contains(&bytes) => Some(DataType::Text(bytes)),
+            _ => node.wrong(format!("string(1) to string({TEXT_BYTES_MAX})"), None),
+        };
+    }
+    match node.choice(&simple)? {
+        DataType::Text(_) => node.wrong(format!("string(1) to string({TEXT_BYTES_MAX})"), None),
+        found => Some(found),
+    }
+}
+
+pub(super) fn word_order(table: &Table<'_>) -> WordOrder {
+    let choices = [
+        ("high_first", WordOrder::HighFirst),
+        ("low_first", WordOrder::LowFirst),
+    ];
+    let node = table.get("word_order");
+    node.and_then(|node| node.choice(&choices))
+        .unwrap_or_default()
+}
+
+/// A scalar read from `read`, `word_order` and the key that holds the type.
+pub(super) fn scalar(table: &Table<'_>, type_key: &'static str) -> Option<Scalar> {
+    let node = table.need("read", "an address such as \"holding:100\"");
+    let type_node = table.get(type_key);
+    let given = type_node.as_ref().map(data_type);
+    let order = word_order(table);
+    let node = node?;
+    let at = address(&node)?;
+    let data_type = match given {
+        Some(found) => found?,
+        None => default_type(at.0),
+    };
+    place(&node, type_node.as_ref(), at, data_type, order)
+}
+
+/// A scalar given as `"holding:120"`, or as `{ read = …, type = …, word_order = … }`.
+pub(super) fn short_scalar(node: &Node<'_>, default: DataType) -> Option<Scalar> {
+    if node.is_table() {
+        let table = node.table()?;
+        let found = scalar(&table, "type");
+        table.finish();
+        return found;
+    }
+    let at = address(node)?;
+    let data_type = if at.0.is_bits() {
+        DataType::Bool
+    } else {
+        default
+    };
+    place(node, None, at, data_type, WordOrder::HighFirst)
+}
+
+fn default_type(area: ModbusArea) -> DataType {
+    if area.is_bits() {
+        DataType::Bool
+    } else {
+        DataType::U16
+    }
+}
+
+/// Checks that a value of `data_type` can stand at `at`.
+fn place(
+    node: &Node<'_>,
+    type_node: Option<&Node<'_>>,
+    at: (ModbusArea, u16),
+    data_type: DataType,
+    word_order: WordOrder,
+) -> Option<Scalar> {
+    let (area, offset) = at;
+    if area.is_bits() && data_type != DataType::Bool {
+        let mend = Some("use type = \"bool\", or a table of registers".to_owned());
+        return type_node.unwrap_or(node).wrong(
+            format!("type \"bool\": {} holds single bits", area.name()),
+            mend,
+        );
+    }
+    if u32::from(offset) + u32::from(data_type.registers()) > 65_536 {
+        let width = data_type.registers();
+        return node.wrong(
+            format!(
+                "an offset of at most {}: {} takes {width} registers, the last is 65535",
+                65_536 - u32::from(width),
+                data_type.name()
+            ),
+            None,
+        );
+    }
+    Some(Scalar {
+        address: Address::Modbus { area, offset },
+        data_type,
+        word_order,
+    })
+}
+
+/// A raw value of exactly this type.
+pub(super) fn value(node: &Node<'_>, data_type: DataType) -> Option<Value> {
+    match data_type {
+        DataType::Bool => {
+            let mend = node.as_integer().map(|n| format!("write {}", n != 0));
+            match node.as_bool() {
+                Some(bit) => Some(Value::Bool(bit)),
+                None => node.wrong("true or false, as the type is bool", mend),
+            }
+        }
+        DataType::F32 | DataType::F64 => node.decimal()?.to_f64().map(Value::Float),
+        DataType::Text(bytes) => {
+            let text: String = node.text()?.nfc().collect();
+            if text.len() <= usize::from(bytes) {
+                Some(Value::Text(text))
+            } else {
+                node.wrong(format!("text of at most {bytes} bytes"), None)
+            }
+        }
+        _ => {
+            let (min, max) = type_range(data_type).unwrap_or_default();
+            let whole = |d: Decimal| d.to_i128().unwrap_or(0);
+            let number = node.as_integer();
+            match number.filter(|n| (whole(min)..=whole(max)).contains(n)) {
+                Some(number) => Some(Value::Int(number)),
+                None => {
+                    let digits = node.as_text().and_then(parse_number);
+                    let mend = match (number, digits) {
+                        (Some(_), _) => {
+                            Some("give a type that holds it: type = \"u32\", \"i32\" …".into())
+                        }
+                        (None, Some(n)) => Some(format!("write {n}, without quotes")),
+                        (None, None) => None,
+                    };
+                    node.wrong(format!("a {} from {min} to {max}", data_type.name()), mend)
+                }
+            }
+        }
+    }
+}
+
+/// A stretch of one table that something stands on.
+#[derive(Clone)]
+pub(super) struct Claim<'a> {
+    /// What stands there, for people.
+    pub(super) what: String,
+    /// Where it is configured.
+    pub(super) node: Node<'a>,
+    /// How it is read or written.
+    pub(super) scalar: Scalar,
+}
+
+impl Claim<'_> {
+    /// The table and the places in it.
+    pub(super) fn extent(&self) -> (ModbusArea, Range<u32>) {
+        extent(&self.scalar)
+    }
+}
+
+/// The table of a scalar and the places that it takes.
+pub(super) fn extent(scalar: &Scalar) -> (ModbusArea, Range<u32>) {
+    let Address::Modbus { area, offset } = scalar.address;
+    let start = u32::from(offset);
+    (area, start..start + u32::from(scalar.data_type.registers()))
+}
+
+pub(super) fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
+    a.start < b.end && b.start < a.end
+}

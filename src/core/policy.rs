@@ -1,0 +1,162 @@
+//! Owns: what a command class means: its defaults, and how far a row may go beyond them (POL-01).
+//! May call: spec, time.
+//! Never: know one machine.
+
+use super::spec::{Action, Class, Completion, OnRestart, ReplaceRule, Verify};
+use super::time::TTL_MS_MAX;
+
+/// Whether commands of a class may wait while the link is down (POL-02).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// By default, as one: the newest asked.
+    AsNewest,
+    /// If the row says so, with a precondition and its own validity.
+    IfStated,
+    /// If the row says so, with those and a device contract that justifies it.
+    IfJustified,
+    /// Never, whatever a row says.
+    Never,
+}
+
+/// One row of the table of classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassDefaults {
+    /// See [`Waiting`].
+    pub waiting: Waiting,
+    /// Validity, in milliseconds.
+    pub ttl_ms: u64,
+    /// Longest validity a row may state, in milliseconds.
+    pub ttl_ms_max: u64,
+    /// Most that may wait.
+    pub max_queued: u32,
+    /// Whether a row may allow more than [`ClassDefaults::max_queued`].
+    pub more_queued: bool,
+    /// See [`ReplaceRule`].
+    pub replace: ReplaceRule,
+    /// Whether a waiting one may give way to another: by replacement or by merging.
+    pub replaceable: bool,
+    /// Callers must state the configuration version they expect.
+    pub precondition: bool,
+    /// See [`OnRestart`].
+    pub on_restart: OnRestart,
+    /// How long an accepted one may take, in milliseconds.
+    pub completion_timeout_ms: u64,
+    /// Whether a matched write reply completes it (POL-10).
+    pub reply_completes: bool,
+}
+
+impl ClassDefaults {
+    /// Whether commands wait unless the row says otherwise.
+    #[must_use]
+    pub fn queueable(&self) -> bool {
+        self.waiting == Waiting::AsNewest
+    }
+}
+
+/// Longest validity of what acts relative to a state nobody can vouch for later, in milliseconds.
+pub const RELATIVE_TTL_MS_MAX: u64 = 5 * 60 * 1000;
+
+/// The table of classes (POL-01, POL-02, POL-10).
+#[must_use]
+pub fn class_defaults(class: Class) -> ClassDefaults {
+    let strictest = ClassDefaults {
+        waiting: Waiting::Never,
+        ttl_ms: 10_000,
+        ttl_ms_max: RELATIVE_TTL_MS_MAX,
+        max_queued: 1,
+        more_queued: true,
+        replace: ReplaceRule::Never,
+        replaceable: false,
+        precondition: false,
+        on_restart: OnRestart::Expire,
+        completion_timeout_ms: 30_000,
+        reply_completes: false,
+    };
+    match class {
+        Class::Query => ClassDefaults {
+            waiting: Waiting::AsNewest,
+            ttl_ms: 60_000,
+            ttl_ms_max: TTL_MS_MAX,
+            more_queued: false,
+            reply_completes: true,
+            ..strictest
+        },
+        Class::AbsoluteSet => ClassDefaults {
+            waiting: Waiting::IfStated,
+            ttl_ms_max: TTL_MS_MAX,
+            replaceable: true,
+            on_restart: OnRestart::Hold,
+            reply_completes: true,
+            ..strictest
+        },
+        Class::RelativeAction | Class::ModeChange => strictest,
+        Class::RecipeWrite => ClassDefaults {
+            waiting: Waiting::IfJustified,
+            ttl_ms: 30_000,
+            ttl_ms_max: TTL_MS_MAX,
+            replaceable: true,
+            precondition: true,
+            on_restart: OnRestart::Hold,
+            completion_timeout_ms: 120_000,
+            ..strictest
+        },
+    }
+}
+
+/// What proves a command done, where the row does not say.
+#[must_use]
+pub fn default_completion(class: Class, action: &Action) -> Completion {
+    match action {
+        Action::Mailbox { .. } => Completion::Mailbox,
+        Action::Read { .. } => Completion::Reply,
+        Action::Write { .. } if class_defaults(class).reply_completes => Completion::Reply,
+        Action::Write { .. } => Completion::None,
+    }
+}
+
+/// How an unknown outcome is looked into, where the row does not say.
+#[must_use]
+pub fn default_verify(class: Class, action: &Action, completion: &Completion) -> Verify {
+    match (action, completion) {
+        (Action::Mailbox { .. }, _) => Verify::Mailbox,
+        (_, Completion::Event(_)) => Verify::Event,
+        (_, Completion::Query(_)) => Verify::ResultQuery,
+        (Action::Write { .. }, _) if class == Class::AbsoluteSet => Verify::Readback,
+        _ => Verify::Manual,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: POL-01, POL-02, POL-10
+    #[test]
+    fn only_queries_wait_by_default_and_only_sets_complete_by_reply() {
+        let all = [
+            Class::Query,
+            Class::AbsoluteSet,
+            Class::RelativeAction,
+            Class::ModeChange,
+            Class::RecipeWrite,
+        ];
+        for class in all {
+            let defaults = class_defaults(class);
+            assert_eq!(defaults.queueable(), class == Class::Query);
+            assert!(defaults.ttl_ms > 0 && defaults.ttl_ms <= defaults.ttl_ms_max);
+            assert!(defaults.ttl_ms_max <= TTL_MS_MAX);
+            let write = Action::Write {
+                start: crate::core::spec::Address::Modbus {
+                    area: crate::core::spec::ModbusArea::Holding,
+                    offset: 0,
+                },
+                request_id: false,
+            };
+            let by_reply = default_completion(class, &write) == Completion::Reply;
+            assert_eq!(by_reply, matches!(class, Class::Query | Class::AbsoluteSet));
+        }
+        for class in [Class::RelativeAction, Class::ModeChange] {
+            assert_eq!(class_defaults(class).waiting, Waiting::Never);
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! Owns: upkeep in bounded slices: checkpoint, trimming, retention, rewriting into a new generation.
+//! May call: writer's fields, state, store, files.
+//! Never: drop what a sink has not taken, an operation that has not ended, or anything by a clock
+//! that is not trusted (but for acknowledged events when space is short).
+
+use super::files;
+use super::frame::{Head, Kind};
+use super::state::{self, ends_key};
+use super::store::{self, Store, StoreError, guarded};
+use super::writer::{CommitError, Journal, live_bytes_max};
+use super::{no_key, order_key, read, write};
+use crate::core::ids::OperationId;
+use crate::core::record::{Block, CursorRecord, Operation, Tombstone};
+use crate::core::time::Now;
+use crate::failpoint;
+use std::sync::Arc;
+
+/// A store is rewritten when it takes this many times what it keeps ...
+pub const REWRITE_FACTOR: u64 = 4;
+/// ... and more than this.
+pub const REWRITE_BYTES_MIN: u64 = 48 << 20;
+
+/// How long things are kept, and for whom.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// Events that every sink has taken, in milliseconds.
+    pub keep_events_ms: u64,
+    /// Ended operations whole, in milliseconds after their end and their replay window (CAP-03).
+    pub keep_operations_ms: u64,
+    /// Their tombstones, in milliseconds after the same moment.
+    pub keep_tombstones_ms: u64,
+    /// The configured sinks: what one of them has not taken is kept.
+    pub sinks: Vec<String>,
+}
+
+/// What a slice of upkeep did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Maintained {
+    /// Records written into the trees.
+    pub settled: usize,
+    /// Blocks dropped from the log.
+    pub trimmed: usize,
+    /// Operations shrunk to tombstones.
+    pub shrunk: usize,
+    /// Tombstones dropped.
+    pub dropped: usize,
+    /// Entries copied into a new generation.
+    pub copied: usize,
+    /// A new generation is in use.
+    pub rewritten: bool,
+}
+
+impl Maintained {
+    /// Whether another slice would find work at once.
+    #[must_use]
+    pub fn busy(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// A new generation under way.
+pub(super) struct Rewrite {
+    generation: u64,
+    store: Store,
+    tree: usize,
+    after: Option<Vec<u8>>,
+}
+
+fn due(base_us: i64, keep_ms: u64, now: &Now) -> bool {
+    let keep_us = i64::try_from(keep_ms.saturating_mul(1000)).unwrap_or(i64::MAX);
+    base_us.saturating_add(keep_us) <= now.wall_us
+}
+
+impl Journal {
+    /// One slice of upkeep of about `entries_max` entries. Call it when idle and every so many
+    /// commits; [`Maintained::busy`] says whether to call again.
+    ///
+    /// # Errors
+    /// [`CommitError`]: as after a failed commit, the process must end.
+    pub fn maintain(
+        &mut self,
+        now: &Now,
+        policy: &Retention,
+        entries_max: usize,
+    ) -> Result<Maintained, CommitError> {
+        let mut did = Maintained::default();
+        if self.rewrite.is_some() {
+            self.rewrite_slice(entries_max, &mut did)?;
+            return Ok(did);
+        }
+        did.settled = self.checkpoint(entries_max)?;
+        let short = self.usage().used_bytes > live_bytes_max(self.budget_bytes) / 2;
+        did.trimmed = self.trim(now, policy, entries_max, short)?;
+        if now.wall_trusted {
+            self.sweep(now, policy, entries_max, &mut did)?;
+        }
+        if !did.busy() {
+            self.measure(true);
+            self.begin_rewrite_if_worth_it()?;
+            if self.rewrite.is_some() {
+                self.rewrite_slice(entries_max, &mut did)?;
+            }
+        }
+        Ok(did)
+    }
+
+    /// Writes what changed into the trees; when all of it is there, records so.
+    pub(super) fn checkpoint(&mut self, entries_max: usize) -> Result<usize, CommitError> {
+        let store = self.store()?;
+        let mut settled = 0;
+        loop {
+            let next = {
+                let dirty = read(&self.shared.dirty);
+                dirty.operations.values().next().cloned()
+            };
+            let Some((no, operation)) = next else { break };
+            if settled >= entries_max {
+                return Ok(settled);
+            }
+            let (grown, new) = guarded(|| state::settle(&store, no, &operation))?;
+            self.tree_bytes += grown;
+            self.operations += u64::from(new);
+            write(&self.shared.dirty).operations.remove(&operation.id);
+            settled += 1;
+        }
+        settled += self.settle_keyed(&store)?;
+        if self.meta.derived_through < self.next - 1 {
+            failpoint!("checkpoint.before-flush");
+            guarded(|| store.flush())?;
+            failpoint!("checkpoint.after-flush");
+            self.meta.derived_through = self.next - 1;
+            self.put_meta(&store)?;
+            settled += 1;
+        }
+        Ok(settled)
+    }
+
+    fn settle_keyed(&mut self, store: &Store) -> Result<usize, CommitError> {
+        let no = self.next - 1;
+        let mut dirty = write(&self.shared.dirty);
+        let changed = std::mem::take(&mut dirty.changed);
+        let mut grown = 0;
+        for key in &changed {
+            let frames = match key.split_once('/') {
+                Some(("machine", name)) => dirty
+                    .machines
+                    .get(name)
+                    .map(|m| store::framed(Kind::Machine, no, 0, m)),
+                Some((_, name)) => dirty
+                    .cursors
+                    .get(name)
+                    .map(|c| store::framed(Kind::Cursor, no, 0, c)),
+                None => None,
+            };
+            if let Some(frames) = frames {
+                let frames = frames?;
+                grown += guarded(|| store::put(&store.keyed, key.as_bytes(), &frames))?;
+            }
+        }
+        self.tree_bytes += grown;
+        Ok(changed.len())
+    }
+
+    pub(super) fn put_meta(&mut self, store: &Store) -> Result<(), CommitError> {
+        self.tree_bytes += guarded(|| {
+            let grown = state::put_meta(store, &self.meta)?;
+            store.flush()?;
+            Ok(grown)
+        })?;
+        Ok(())
+    }
+
+    /// Drops the oldest blocks that nobody needs any more.
+    fn trim(
+        &mut self,
+        now: &Now,
+        policy: &Retention,
+        entries_max: usize,
+        short: bool,
+    ) -> Result<usize, CommitError> {
+        let store = self.store()?;
+        let cursors: Vec<CursorRecord> = {
+            let dirty = read(&self.shared.dirty);
+            let known = |sink: &String| dirty.cursors.get(sink).cloned().unwrap_or_default();
+            policy.sinks.iter().map(known).collect()
+        };
+        let mut gone: Vec<Head> = Vec::new();
+        let mut no = self.meta.trimmed_through + 1;
+        while no <= self.meta.derived_through && gone.len() < entries_max {
+            let Some((head, body)) = guarded(|| state::get_block(&store, no))? else {
+                break;
+            };
+            let old = short || (now.wall_trusted && due(head.wall_us, policy.keep_events_ms, now));
+            if !old || !taken(&cursors, &head, &body)? {
+                break;
+            }
+            gone.push(head);
+            no += 1;
+        }
+        let Some(last) = gone.last() else {
+            return Ok(0);
+        };
+        self.meta.trimmed_through = last.no;
+        self.meta.trimmed_chain = last.chain;
+        self.put_meta(&store)?;
+        failpoint!("trim.before-remove");
+        let mut strides = write(&self.shared.strides);
+        for head in &gone {
+            let freed = guarded(|| store::remove(&store.log, &no_key(head.no)))?;
+            let freed = u64::try_from(freed).unwrap_or(0);
+            strides.remove(head.no, u64::from(head.events), freed);
+        }
+        Ok(gone.len())
+    }
+
+    /// Shrinks ended operations to tombstones, and drops tombstones, when their time has come.
+    fn sweep(
+        &mut self,
+        now: &Now,
+        policy: &Retention,
+        entries_max: usize,
+        did: &mut Maintained,
+    ) -> Result<(), CommitError> {
+        let store = self.store()?;
+        for (key, base, id) in due_ends(&store, b'o', policy.keep_operations_ms, now, entries_max)?
+        {
+            let tree_key = id.as_str().as_bytes();
+            let stored = guarded(|| store::get(&store.done, tree_key))?;
+            if let Some((head, body)) = stored.filter(|(head, _)| head.kind == Kind::Operation) {
+                let operation: Operation = store::parse(tree_key, &body)?;
+                // Another end since: its own key comes later.
+                if state::retention_base_us(&operation) == base {
+                    self.tree_bytes += guarded(|| shrink(&store, &head, &operation, base))?;
+                    did.shrunk += 1;
+                }
+            }
+            guarded(|| Ok(store.ends.remove(&key)?))?;
+        }
+        for (key, _, id) in due_ends(&store, b't', policy.keep_tombstones_ms, now, entries_max)? {
+            let tree_key = id.as_str().as_bytes();
+            let stored = guarded(|| store::get(&store.done, tree_key))?;
+            if stored.is_some_and(|(head, _)| head.kind == Kind::Tombstone) {
+                self.tree_bytes -= guarded(|| store::remove(&store.done, tree_key))?;
+                self.operations = self.operations.saturating_sub(1);
+                did.dropped += 1;
+            }
+            guarded(|| Ok(store.ends.remove(&key)?))?;
+        }
+        Ok(())
+    }
+
+    fn begin_rewrite_if_worth_it(&mut self) -> Result<(), CommitError> {
+        let (live, file) = (self.usage().used_bytes, self.disk.store);
+        if self.disk.total > self.budget_bytes / 2
+            && let Some(old) = self.replaced.take()
+        {
+            std::fs::remove_dir_all(old)?;
+            self.measure(true);
+        }
+        let tight = self.disk.total > self.budget_bytes / 4 * 3 && file > live * 2;
+        if file < REWRITE_BYTES_MIN || !(file > live * REWRITE_FACTOR || tight) {
+            return Ok(());
+        }
+        let generation = self.generation + 1;
+        let dir = files::generation_dir(&self.dir, generation);
+        if dir.exists() {
+            std::fs::remove_dir_all(&dir)?;
+        }
+        self.rewrite = Some(Rewrite {
+            generation,
+            store: guarded(|| Store::open(&dir))?,
+            tree: 0,
+            after: None,
+        });
+        failpoint!("rewrite.begun");
+        Ok(())
+    }
+
+    /// Copies a slice; at the end catches up and switches.
+    fn rewrite_slice(
+        &mut self,
+        entries_max: usize,
+        did: &mut Maintained,
+    ) -> Result<(), CommitError> {
+        let from = self.store()?;
+        let Some(mut rewrite) = self.rewrite.take() else {
+            return Ok(());
+        };
+        let copied = guarded(|| rewrite.copy(&from, entries_max))?;
+        did.copied += copied;
+        if copied >= entries_max {
+            self.rewrite = Some(rewrite);
+            return Ok(());
+        }
+        self.switch(&from, rewrite)?;
+        did.rewritten = true;
+        Ok(())
+    }
+
+    fn switch(&mut self, from: &Store, rewrite: Rewrite) -> Result<(), CommitError> {
+        let Rewrite {
+            generation,
+            store: new,
+            ..
+        } = rewrite;
+        guarded(|| catch_up(from, &new))?;
+        self.meta.identity = files::identity(&new.dir.join("db"))?;
+        guarded(|| {
+            state::put_meta(&new, &self.meta)?;
+            new.flush()
+        })?;
+        if !new.blob_free() {
+            return Err(CommitError::Store(
+                "the new generation has blob files".into(),
+            ));
+        }
+        files::sync_tree(&new.dir)?;
+        failpoint!("rewrite.before-switch");
+        files::write_manifest(&self.dir, generation)?;
+        failpoint!("rewrite.after-switch");
+        let old = files::generation_dir(&self.dir, self.generation);
+        self.generation = generation;
+        *write(&self.shared.store) = Some(Arc::new(new));
+        self.replaced = Some(old);
+        self.measure(true);
+        Ok(())
+    }
+}
+
+/// Whether every sink has taken all events of the block.
+fn taken(cursors: &[CursorRecord], head: &Head, body: &[u8]) -> Result<bool, StoreError> {
+    if head.events == 0 {
+        return Ok(true);
+    }
+    let Some(least) = cursors.iter().map(|c| c.through).min() else {
+        return Ok(true);
+    };
+    if least.no.0 != head.no {
+        return Ok(least.no.0 > head.no);
+    }
+    let block: Block = store::parse(&no_key(head.no), body)?;
+    let behind = block.records.iter().skip(least.index as usize + 1);
+    Ok(!behind
+        .clone()
+        .any(|r| matches!(r, crate::core::record::Record::Event(_))))
+}
+
+type End = (Vec<u8>, i64, OperationId);
+
+fn due_ends(
+    store: &Store,
+    what: u8,
+    keep_ms: u64,
+    now: &Now,
+    max: usize,
+) -> Result<Vec<End>, StoreError> {
+    guarded(|| {
+        let mut found = Vec::new();
+        for entry in store.ends.scan_prefix([what]).take(max) {
+            let (key, _) = entry?;
+            let base = key
+                .get(1..9)
+                .and_then(|b| b.try_into().ok())
+                .map(u64::from_be_bytes);
+            let base = base.and_then(|b| i64::try_from(b).ok()).unwrap_or(0);
+            if !due(base, keep_ms, now) {
+                break;
+            }
+            let id = String::from_utf8_lossy(key.get(9..).unwrap_or_default()).into_owned();
+            let id = OperationId::parse(&id)
+                .map_err(|e| StoreError(format!("an operation id in `ends`: {e}")))?;
+            found.push((key.to_vec(), base, id));
+        }
+        Ok(found)
+    })
+}
+
+fn shrink(store: &Store, head: &Head, operation: &Operation, base: i64) -> Result<i64, StoreError> {
+    let tombstone = Tombstone {
+        id: operation.id.clone(),
+        digest: operation.digest.clone(),
+        state: operation.state.name().into(),
+        created_us: operation.created.wall_us,
+    };
+    let frames = store::framed(Kind::Tombstone, head.no, tombstone.created_us, &tombstone)?;
+    store
+        .ends
+        .insert(ends_key(b't', base, &operation.id), &[])?;
+    let grown = store::put(&store.done, operation.id.as_str().as_bytes(), &frames)?;
+    store
+        .order
+        .remove(order_key(operation.submitted, &operation.id))?;
+    Ok(grown)
+}
+
+impl Rewrite {
+    fn copy(&mut self, from: &Store, entries_max: usize) -> Result<usize, StoreError> {
+        let mut copied = 0;
+        while copied < entries_max {
+            let framed = from.framed();
+            let bare = from.bare();
+            let (source, target, plain) = if self.tree < framed.len() {
+                (framed[self.tree], self.store.framed()[self.tree], false)
+            } else if self.tree < framed.len() + bare.len() {
+                let at = self.tree - framed.len();
+                (bare[at], self.store.bare()[at], true)
+            } else {
+                break;
+            };
+            let (n, last) = copy_range(
+                source,
+                target,
+                self.after.as_deref(),
+                entries_max - copied,
+                plain,
+            )?;
+            copied += n;
+            self.after = last;
+            if self.after.is_none() {
+                self.tree += 1;
+            }
+        }
+        Ok(copied)
+    }
+}
+
+/// Copies entries behind `after`; returns how many, and where to go on if not at the end.
+fn copy_range(
+    from: &sled::Tree,
+    to: &sled::Tree,
+    after: Option<&[u8]>,
+    max: usize,
+    plain: bool,
+) -> Result<(usize, Option<Vec<u8>>), StoreError> {
+    use std::ops::Bound::{Excluded, Unbounded};
+    let begin = after.map_or(Unbounded, Excluded);
+    let mut n = 0;
+    for entry in from.range::<&[u8], _>((begin, Unbounded)) {
+        let (key, value) = entry?;
+        if plain {
+            to.insert(&key, value)?;
+        } else if store::is_first(&value) {
+            copy_value(from, to, &key, &value)?;
+        }
+        n += 1;
+        if n >= max {
+            return Ok((n, Some(key.to_vec())));
+        }
+    }
+    Ok((n, None))
+}
+
+fn copy_value(
+    from: &sled::Tree,
+    to: &sled::Tree,
+    key: &[u8],
+    first: &[u8],
+) -> Result<(), StoreError> {
+    // Checks every part on the way.
+    let (head, body) = store::assemble(from, key, first)?;
+    let facts = super::frame::Facts {
+        kind: head.kind,
+        no: head.no,
+        wall_us: head.wall_us,
+        events: head.events,
+        chain: head.chain,
+    };
+    let frames = super::frame::encode(facts, &body)
+        .ok_or_else(|| StoreError(format!("a value of {} bytes is too large", body.len())))?;
+    store::put(to, key, &frames)?;
+    Ok(())
+}
+
+/// Brings the new store up to date: the log's end, and the small trees again. No checkpoint, sweep or
+/// trim ran since the copy began, so nothing else changed.
+fn catch_up(from: &Store, to: &Store) -> Result<(), StoreError> {
+    let last = to.log.last()?.map(|(key, _)| key.to_vec());
+    copy_range(&from.log, &to.log, last.as_deref(), usize::MAX, false)?;
+    to.dead.clear()?;
+    copy_range(&from.dead, &to.dead, None, usize::MAX, false)?;
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Owns: `holdfast journal check|export|salvage`, on a stopped gateway.
+//! May call: journal, config, service clock.
+//! Never: change anything without `--write` and a reason (REC-04).
+
+use super::run::BOARDS_DIR;
+use holdfast::cli::exit::Exit;
+use holdfast::cli::{Global, JournalCommand};
+use holdfast::config;
+use holdfast::journal::{self, Options, Report, SalvageReport, ToolError};
+use holdfast::service::RELEASED_US;
+use holdfast::service::clock::Clock;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+/// Budget of a salvaged journal where no configuration can be read, in bytes.
+const BUDGET_BYTES_DEFAULT: u64 = 512 << 20;
+/// Longest time for the store to open, in milliseconds.
+const OPEN_MS_MAX: u64 = 60_000;
+
+/// Does what was asked.
+pub(crate) fn journal(global: &Global, command: &JournalCommand) -> Exit {
+    let done = match command {
+        JournalCommand::Check { dir } => check(global, dir),
+        JournalCommand::Export { dir } => export(dir),
+        JournalCommand::Salvage {
+            dir,
+            write,
+            reason,
+            yes,
+        } => salvage(
+            global,
+            dir,
+            *write,
+            reason.as_deref().unwrap_or_default(),
+            *yes,
+        ),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("holdfast journal: {error}");
+        match error {
+            ToolError::None(_) | ToolError::NotDamaged | ToolError::Running(_) => Exit::Usage,
+            _ => Exit::Recovery,
+        }
+    })
+}
+
+fn check(global: &Global, dir: &Path) -> Result<Exit, ToolError> {
+    let report = journal::check(dir)?;
+    show(global, &report);
+    Ok(if report.ok {
+        Exit::Done
+    } else {
+        Exit::Recovery
+    })
+}
+
+fn show(global: &Global, report: &Report) {
+    if global.json {
+        println!("{}", serde_json::json!(report));
+        return;
+    }
+    let or_none =
+        |number: Option<u64>| number.map_or_else(|| "none".to_owned(), |number| number.to_string());
+    println!(
+        "{}",
+        if report.ok {
+            "The journal is whole."
+        } else {
+            "The journal is damaged."
+        }
+    );
+    match report.proven {
+        Some((first, last)) => println!("  proven commits    {first} to {last}"),
+        None => println!("  proven commits    none"),
+    }
+    println!("  acknowledged up to {}", or_none(report.high_water));
+    println!("  trimmed up to     {}", report.trimmed_through);
+    println!("  operations        {}", report.operations);
+    println!("  epoch             {}", report.epoch);
+    for (first, last) in &report.lost {
+        println!("  LOST              commits {first} to {last}");
+    }
+    for finding in &report.findings {
+        println!("  {}: {}", finding.code, finding.text);
+    }
+}
+
+fn export(dir: &Path) -> Result<Exit, ToolError> {
+    let stdout = std::io::stdout();
+    let mut out = std::io::BufWriter::new(stdout.lock());
+    let report = journal::export(dir, &mut out)?;
+    // Whoever reads has enough of it, if this fails.
+    let _ = out.flush();
+    Ok(if report.ok {
+        Exit::Done
+    } else {
+        Exit::Recovery
+    })
+}
+
+fn salvage(
+    global: &Global,
+    dir: &Path,
+    write: bool,
+    reason: &str,
+    yes: bool,
+) -> Result<Exit, ToolError> {
+    let loaded = config::load(&global.config, Path::new(BOARDS_DIR)).ok();
+    let battery_clock = loaded
+        .as_ref()
+        .is_some_and(|config| config.board.battery_clock);
+    let clock = match Clock::new(battery_clock, RELEASED_US) {
+        Ok(clock) => clock,
+        Err(error) => {
+            eprintln!("holdfast journal: the kernel's clocks cannot be read: {error}");
+            return Ok(Exit::NotReachable);
+        }
+    };
+    let options = Options {
+        dir: dir.to_owned(),
+        budget_bytes: loaded
+            .as_ref()
+            .map_or(BUDGET_BYTES_DEFAULT, |config| config.journal_budget_bytes),
+        gateway: loaded.map(|config| config.gateway).unwrap_or_default(),
+        now: clock.now(),
+        build_wall_us: RELEASED_US,
+        machine_id: std::fs::read_to_string("/etc/machine-id")
+            .unwrap_or_default()
+            .trim()
+            .to_owned(),
+        open_timeout: Duration::from_millis(OPEN_MS_MAX),
+    };
+    if write && !yes {
+        tell(global, &journal::salvage(&options, reason, false)?);
+        if !confirmed() {
+            println!("Nothing was changed.");
+            return Ok(Exit::Usage);
+        }
+    }
+    tell(global, &journal::salvage(&options, reason, write)?);
+    Ok(Exit::Done)
+}
+
+fn confirmed() -> bool {
+    if !std::io::stdin().is_terminal() {
+        eprintln!("holdfast journal: not a terminal; add --yes to go on");
+        return false;
+    }
+    print!("Begin a new journal from this? What is lost stays lost. [y/N] ");
+    let _ = std::io::stdout().flush();
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+}
+
+fn tell(global: &Global, report: &SalvageReport) {
+    if global.json {
+        println!("{}", serde_json::json!(report));
+        return;
+    }
+    show(global, &report.report);
+    println!(
+        "{} {} commit(s) and {} operation(s); {} commit(s) are lost.",
+        if report.written {
+            "Carried over:"
+        } else {
+            "Could be carried over:"
+        },
+        report.commits_kept,
+        report.operations_kept,
+        report.commits_lost
+    );
+    if report.written {
+        for path in &report.kept_aside {
+            println!("The damaged files are kept in {path}.");
+        }
+        println!("Start the gateway: it begins a new epoch.");
+    } else {
+        println!("Nothing was changed. To go on: holdfast journal salvage DIR --write --reason …");
+    }
+}

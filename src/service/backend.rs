@@ -1,0 +1,734 @@
+//! Owns: the running gateway as the interface sees it: questions to the engine, reads of the journal.
+//! May call: api's trait, the engine's inbox, the journal's reader, the machine and sink tasks.
+//! Never: decide about an operation; answer before the engine has.
+
+use super::clock::Clock;
+use super::engine::{Message, Snapshot, Switchboard};
+use super::machine_task::{Errand, Shared};
+use super::progress::Progress;
+use super::sink_task::{SinkErrand, SinkShared, settled};
+use crate::api::backend::{
+    Act, Alarm, Backend, EventsAfter, Health, JournalStatus, Known, MachineStatus, Mode,
+    OperationFilter, Page, QueryError, ReadError, Reply, SinkStatus, Status, TagStatus,
+};
+use crate::core::gateway::{Answer, Refusal};
+use crate::core::ids::{CommitNo, EventKey, OperationId};
+use crate::core::intent::{self, InvalidArgument, Request};
+use crate::core::lifecycle::Actor;
+use crate::core::machine::LinkState;
+use crate::core::record::{DeadLetter, EventRecord, Operation, Position, Record, Stored};
+use crate::core::spec::{Action, Class, MachineSpec, Quality, Scalar, Value};
+use crate::core::time::Stamp;
+use crate::journal::{OperationQuery, Reader};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Most events in one answer.
+const EVENTS_PAGE_MAX: usize = 1_000;
+/// Most bytes of events in one answer.
+const EVENTS_BYTES_MAX: usize = 4 << 20;
+/// Most dead letters in one answer.
+const DEAD_LETTERS_PAGE_MAX: usize = 1_000;
+/// Longest wait for a read of the device, in milliseconds, on top of the link's own timeouts.
+const READ_MS_MAX: u64 = 10_000;
+
+/// Everything behind the interface.
+#[derive(Clone)]
+pub struct Gate(Arc<Inner>);
+
+/// What a [`Gate`] is made of.
+pub struct Inner {
+    /// The gateway's configured name.
+    pub gateway: String,
+    /// Since when it runs.
+    pub started: Stamp,
+    /// The engine.
+    pub engine: mpsc::Sender<Message>,
+    /// The journal.
+    pub reader: Reader,
+    /// The clocks.
+    pub clock: Clock,
+    /// The machine tasks' inboxes.
+    pub board: Switchboard,
+    /// What the machine tasks show.
+    pub machines: RwLock<Vec<Arc<Shared>>>,
+    /// What the sink tasks show, and their inboxes.
+    pub sinks: Vec<(Arc<SinkShared>, mpsc::Sender<SinkErrand>)>,
+    /// Proof of progress.
+    pub progress: Progress,
+    /// Asks for a reload, and hears what came of it.
+    pub reload: mpsc::Sender<oneshot::Sender<Result<String, String>>>,
+    /// The running epoch.
+    pub epoch: u64,
+    /// Query waits that share one read (POL-02), by machine and command.
+    pub queries: Mutex<HashMap<(String, String), Vec<QueryWaiter>>>,
+}
+
+/// Somebody who waits for a query without an identity.
+pub type QueryWaiter = oneshot::Sender<Result<Vec<(String, Value)>, QueryError>>;
+
+impl Gate {
+    /// The interface's view of `inner`.
+    #[must_use]
+    pub fn new(inner: Inner) -> Self {
+        Self(Arc::new(inner))
+    }
+    /// What it is made of.
+    #[must_use]
+    pub fn inner(&self) -> &Inner {
+        &self.0
+    }
+
+    async fn ask<T>(&self, message: impl FnOnce(oneshot::Sender<T>) -> Message) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.0.engine.send(message(reply)).await.ok()?;
+        answer.await.ok()
+    }
+
+    fn machine(&self, name: &str) -> Option<Arc<Shared>> {
+        let machines = self
+            .0
+            .machines
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        machines
+            .iter()
+            .find(|machine| machine.spec.name == name)
+            .cloned()
+    }
+
+    fn machine_or(&self, name: &str) -> Result<Arc<Shared>, ReadError> {
+        self.machine(name)
+            .ok_or_else(|| ReadError::NotFound(format!("no machine {name:?} here")))
+    }
+
+    /// Reads the journal away from the runtime's workers.
+    async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Reader) -> Result<T, crate::journal::ReadError> + Send + 'static,
+    ) -> Result<T, ReadError> {
+        let reader = self.0.reader.clone();
+        let done = tokio::task::spawn_blocking(move || read(&reader)).await;
+        match done {
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(error)) => Err(ReadError::Store(error.0)),
+            Err(error) => Err(ReadError::Store(error.to_string())),
+        }
+    }
+
+    async fn known(&self, id: OperationId) -> Result<Option<Known>, ReadError> {
+        let look = id.clone();
+        if let Some(Some(operation)) = self.ask(|reply| Message::Look(look, reply)).await {
+            return Ok(Some(Known::Operation(operation)));
+        }
+        let stored = self.read(move |reader| reader.lookup(&id)).await?;
+        Ok(stored.map(|stored| match stored {
+            Stored::Operation(operation) => Known::Operation(operation),
+            Stored::Tombstone(tombstone) => Known::Tombstone(tombstone),
+        }))
+    }
+
+    async fn read_device(
+        &self,
+        machine: &str,
+        points: Vec<(String, Scalar)>,
+    ) -> Result<Vec<(String, Value)>, String> {
+        let (reply, answer) = oneshot::channel();
+        if !self.0.board.send(machine, Errand::Read { points, reply }) {
+            return Err("the machine's task does not run".into());
+        }
+        match tokio::time::timeout(Duration::from_millis(READ_MS_MAX), answer).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err("the machine's task ended".into()),
+            Err(_) => Err(format!("no answer within {READ_MS_MAX} ms")),
+        }
+    }
+
+    /// A query without an identity: of all that wait on a machine and command, one is sent (POL-02).
+    async fn query_now(
+        &self,
+        request: Request,
+        wait_ms: u64,
+    ) -> Result<Vec<(String, Value)>, QueryError> {
+        let shared = self.machine(&request.machine).ok_or_else(|| {
+            let machines = self
+                .0
+                .machines
+                .read()
+                .unwrap_or_else(PoisonError::into_inner);
+            let names = machines.iter().map(|machine| machine.spec.name.as_str());
+            Refusal::UnknownMachine {
+                name: request.machine.clone(),
+                nearest: intent::nearest(&request.machine, names).map(str::to_owned),
+            }
+        })?;
+        if shared.spec.owner != self.0.gateway {
+            return Err(Refusal::NotOwner {
+                owner: shared.spec.owner.clone(),
+            }
+            .into());
+        }
+        let names = shared.spec.commands.iter().map(|row| row.name.as_str());
+        let row = shared
+            .spec
+            .row(&request.command)
+            .ok_or_else(|| Refusal::UnknownCommand {
+                machine: request.machine.clone(),
+                name: request.command.clone(),
+                nearest: intent::nearest(&request.command, names).map(str::to_owned),
+            })?;
+        let (Class::Query, Action::Read { points }) = (row.class, &row.action) else {
+            return Err(Refusal::MissingOperationId.into());
+        };
+        intent::canonicalise(&request, row).map_err(Refusal::from)?;
+        let key = (request.machine.clone(), request.command.clone());
+        let (reply, answer) = oneshot::channel();
+        let first = {
+            let mut waiting = self
+                .0
+                .queries
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let waiters = waiting.entry(key.clone()).or_default();
+            waiters.retain(|waiter| !waiter.is_closed());
+            waiters.push(reply);
+            waiters.len() == 1
+        };
+        if first {
+            let (gate, points) = (self.clone(), points.clone());
+            tokio::spawn(async move { gate.answer_queries(key, shared, points).await });
+        }
+        let limit = Duration::from_millis(wait_ms.max(READ_MS_MAX));
+        let connected = self
+            .machine(&request.machine)
+            .is_some_and(|machine| *machine.connected.borrow());
+        let limit = if connected {
+            limit
+        } else {
+            Duration::from_millis(wait_ms)
+        };
+        match tokio::time::timeout(limit, answer).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(QueryError::Device("the gateway is stopping".into())),
+            Err(_) => Err(QueryError::Disconnected(
+                "the wait is over, and the link is not back".into(),
+            )),
+        }
+    }
+
+    async fn answer_queries(
+        &self,
+        key: (String, String),
+        shared: Arc<Shared>,
+        points: Vec<(String, Scalar)>,
+    ) {
+        let mut connected = shared.connected.subscribe();
+        let back = async { connected.wait_for(|connected| *connected).await.is_ok() };
+        let anybody = async {
+            // Nobody waits any more: nothing is asked of the device.
+            loop {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let mut waiting = self
+                    .0
+                    .queries
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
+                let waiters = waiting.entry(key.clone()).or_default();
+                waiters.retain(|waiter| !waiter.is_closed());
+                if waiters.is_empty() {
+                    waiting.remove(&key);
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            true = back => {}
+            () = anybody => return,
+            else => return,
+        }
+        let result = self
+            .read_device(&key.0, points)
+            .await
+            .map_err(QueryError::Device);
+        let waiters = self
+            .0
+            .queries
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&key);
+        for waiter in waiters.unwrap_or_default() {
+            let _ = waiter.send(result.clone());
+        }
+    }
+
+    fn sink_status(&self) -> Vec<SinkStatus> {
+        let status = |(sink, _): &(Arc<SinkShared>, _)| {
+            let (cursor, state) = sink.state();
+            let backlog = self.0.reader.backlog(cursor.through).unwrap_or_default();
+            SinkStatus {
+                name: sink.name.clone(),
+                kind: sink.kind.clone(),
+                ack_level: sink.ack_level.clone(),
+                state,
+                backlog: (backlog.events, backlog.bytes, backlog.oldest_wall_us),
+                counters: [
+                    cursor.accepted,
+                    cursor.duplicates,
+                    cursor.conflicts,
+                    cursor.malformed,
+                    cursor.retries,
+                ],
+                dead_letters: self.0.reader.dead_letter_count(&sink.name),
+            }
+        };
+        self.0.sinks.iter().map(status).collect()
+    }
+
+    async fn status_now(&self) -> Status {
+        let snapshot = self.ask(Message::Snapshot).await;
+        let now = self.0.clock.now();
+        let mut status = Status {
+            mode: Mode::Stopping,
+            gateway: self.0.gateway.clone(),
+            started: self.0.started,
+            now,
+            journal: JournalStatus {
+                state: "ok".into(),
+                used_bytes: 0,
+                budget_bytes: 0,
+                commit: self.0.reader.durable(),
+                epoch: self.0.epoch,
+            },
+            machines: Vec::new(),
+            sinks: tokio::task::block_in_place(|| self.sink_status()),
+            counts: (0, 0, 0),
+            alarms: Vec::new(),
+        };
+        let Some(snapshot) = snapshot else {
+            return status;
+        };
+        self.fill(&mut status, snapshot);
+        status
+    }
+
+    fn fill(&self, status: &mut Status, snapshot: Snapshot) {
+        status.mode = match (snapshot.stopping, snapshot.recovery) {
+            (true, _) => Mode::Stopping,
+            (false, true) => Mode::Recovery,
+            (false, false) => Mode::Normal,
+        };
+        status.journal.used_bytes = snapshot.usage.used_bytes;
+        status.journal.budget_bytes = snapshot.usage.budget_bytes;
+        status.journal.state = match (snapshot.recovery, &snapshot.full) {
+            (true, _) => "damaged".into(),
+            (false, Some(_)) => "full".into(),
+            (false, None) => "ok".into(),
+        };
+        for machine in snapshot.machines {
+            status.counts.0 += machine.queued;
+            status.counts.1 += machine.held;
+            status.counts.2 += machine.unknown;
+            let Some(shared) = self.machine(&machine.name) else {
+                continue;
+            };
+            status.machines.push(MachineStatus {
+                name: machine.name,
+                owner: shared.spec.owner.clone(),
+                read_only: shared.spec.read_only,
+                link: machine.link.name().to_owned(),
+                since: machine.since,
+                reason: machine.reason,
+                in_flight: machine.in_flight,
+                queued: machine.queued,
+                held: machine.held,
+                outcome_unknown: machine.unknown,
+                counters: shared.counters(),
+            });
+            status
+                .alarms
+                .extend(shared.notes().into_iter().map(|text| Alarm {
+                    code: "address_refused".into(),
+                    severity: "warning".into(),
+                    since: status.now,
+                    text: format!("{}: {text}", shared.spec.name),
+                    mend: "correct the address, then holdfast reload".into(),
+                }));
+        }
+        status
+            .alarms
+            .extend(snapshot.alarms.into_iter().map(|alarm| {
+                let (severity, mend) = mend(&alarm.code);
+                Alarm {
+                    code: alarm.code,
+                    severity: severity.into(),
+                    since: alarm.since,
+                    text: alarm.text,
+                    mend: mend.into(),
+                }
+            }));
+        let standing: Vec<Alarm> = status
+            .sinks
+            .iter()
+            .filter(|sink| sink.state != "ok")
+            .map(|sink| Alarm {
+                code: "sink_not_taking".into(),
+                severity: "warning".into(),
+                since: status.now,
+                text: format!("sink {}: {}", sink.name, sink.state),
+                mend: "events wait in the journal and are sent by themselves; see holdfast sinks"
+                    .into(),
+            })
+            .collect();
+        status.alarms.extend(standing);
+        if status.counts.2 > 0 {
+            status.alarms.push(Alarm {
+                code: "outcome_unknown".into(),
+                severity: "warning".into(),
+                since: status.now,
+                text: format!(
+                    "{} operation(s) may or may not have had their effect",
+                    status.counts.2
+                ),
+                mend: "holdfast ops --state outcome_unknown, then holdfast op ID".into(),
+            });
+        }
+        if status.counts.1 > 0 {
+            status.alarms.push(Alarm {
+                code: "held".into(),
+                severity: "warning".into(),
+                since: status.now,
+                text: format!(
+                    "{} operation(s) wait for a person's decision",
+                    status.counts.1
+                ),
+                mend: "holdfast ops --state held, then approve, cancel or reissue".into(),
+            });
+        }
+    }
+}
+
+/// How bad an alarm is, and what to do.
+fn mend(code: &str) -> (&'static str, &'static str) {
+    match code {
+        "recovery_mode" => (
+            "critical",
+            "stop the gateway, then holdfast journal check DIR and holdfast journal salvage DIR",
+        ),
+        "journal_full" => (
+            "critical",
+            "free disk space, or see holdfast sinks for what is not taken",
+        ),
+        "identity_mismatch" => (
+            "critical",
+            "check which device answers at this address, or correct [gate] identity in the machine's file",
+        ),
+        "link_down" => (
+            "warning",
+            "check power, cable and address; it is tried again by itself",
+        ),
+        _ => ("info", "see holdfast events"),
+    }
+}
+
+impl Backend for Gate {
+    fn submit(&self, request: Request, actor: Actor) -> Reply<Answer> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let answer = gate
+                .ask(|reply| Message::Submit(Box::new(request), actor, reply))
+                .await;
+            answer.unwrap_or(Answer::Refused(Refusal::Stopping))
+        })
+    }
+
+    fn query(
+        &self,
+        request: Request,
+        _actor: Actor,
+        wait_ms: u64,
+    ) -> Reply<Result<Vec<(String, Value)>, QueryError>> {
+        let gate = self.clone();
+        Box::pin(async move { gate.query_now(request, wait_ms).await })
+    }
+
+    fn act(&self, id: OperationId, act: Act, actor: Actor) -> Reply<Answer> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let answer = gate.ask(|reply| Message::Act(id, act, actor, reply)).await;
+            answer.unwrap_or(Answer::Refused(Refusal::Stopping))
+        })
+    }
+
+    fn wait(&self, id: OperationId, wait_ms: u64) -> Reply<Result<Option<Known>, ReadError>> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let watched = id.clone();
+            let ended = gate.ask(|reply| Message::Ended(watched, reply));
+            // Whether it ended or the wait did, its state now is the answer.
+            let _ = tokio::time::timeout(Duration::from_millis(wait_ms), ended).await;
+            gate.known(id).await
+        })
+    }
+
+    fn operation(&self, id: OperationId) -> Reply<Result<Option<Known>, ReadError>> {
+        let gate = self.clone();
+        Box::pin(async move { gate.known(id).await })
+    }
+
+    fn operations(
+        &self,
+        filter: OperationFilter,
+    ) -> Reply<Result<Page<Operation, CommitNo>, ReadError>> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let query = OperationQuery {
+                machine: filter.machine,
+                state: filter.state,
+                since_us: filter.since_us,
+            };
+            let (items, next) = gate
+                .read(move |reader| reader.operations(&query, filter.after, filter.limit))
+                .await?;
+            Ok(Page { items, next })
+        })
+    }
+
+    fn events(
+        &self,
+        after: EventsAfter,
+        limit: usize,
+    ) -> Reply<Result<Page<(Position, EventRecord), Position>, ReadError>> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let limit = limit.clamp(1, EVENTS_PAGE_MAX);
+            let position = match after {
+                EventsAfter::Start => Position::default(),
+                EventsAfter::Position(position) => position,
+                EventsAfter::Key(key) => {
+                    let wanted = key.clone();
+                    let found = gate.read(move |reader| reader.position_of(&wanted)).await?;
+                    found.ok_or_else(|| ReadError::NotFound(format!("no event {key} is kept")))?
+                }
+            };
+            let found = gate
+                .read(move |reader| reader.events(position, limit, EVENTS_BYTES_MAX))
+                .await?;
+            let next = (found.len() == limit)
+                .then(|| found.last().map(|(position, ..)| *position))
+                .flatten();
+            let items = found
+                .into_iter()
+                .map(|(position, event, _)| (position, event))
+                .collect();
+            Ok(Page { items, next })
+        })
+    }
+
+    fn commits(&self) -> watch::Receiver<CommitNo> {
+        self.0.reader.watch()
+    }
+
+    fn status(&self) -> Reply<Status> {
+        let gate = self.clone();
+        Box::pin(async move { gate.status_now().await })
+    }
+
+    fn machines(&self) -> Vec<Arc<MachineSpec>> {
+        let machines = self
+            .0
+            .machines
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        machines
+            .iter()
+            .map(|machine| Arc::clone(&machine.spec))
+            .collect()
+    }
+
+    fn tags(&self, machine: String) -> Reply<Result<Vec<TagStatus>, ReadError>> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let shared = gate.machine_or(&machine)?;
+            let mut tags = shared.tags(&gate.0.clock.now());
+            gate.mark_mismatch(&machine, &mut tags).await;
+            Ok(tags)
+        })
+    }
+
+    fn read_now(
+        &self,
+        machine: String,
+        tags: Vec<String>,
+    ) -> Reply<Result<Vec<TagStatus>, ReadError>> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let shared = gate.machine_or(&machine)?;
+            let mut points = Vec::new();
+            for name in &tags {
+                let tag = shared.spec.tags.iter().find(|tag| tag.name == *name);
+                let tag = tag.ok_or_else(|| {
+                    let known = shared.spec.tags.iter().map(|tag| tag.name.as_str());
+                    let nearest = intent::nearest(name, known)
+                        .map(|near| format!("; did you mean {near:?}?"));
+                    ReadError::NotFound(format!(
+                        "machine {machine:?} has no tag {name:?}{}",
+                        nearest.unwrap_or_default()
+                    ))
+                })?;
+                points.push((tag.clone(), (tag.name.clone(), tag.at)));
+            }
+            let asked = points.iter().map(|(_, point)| point.clone()).collect();
+            let values = gate
+                .read_device(&machine, asked)
+                .await
+                .map_err(ReadError::Device)?;
+            let now = gate.0.clock.now();
+            let status = points.into_iter().map(|(tag, _)| {
+                let value = values
+                    .iter()
+                    .find(|(name, _)| *name == tag.name)
+                    .map(|(_, value)| value.clone());
+                let none = value
+                    .as_ref()
+                    .is_some_and(|value| tag.no_value.contains(value));
+                TagStatus {
+                    name: tag.name,
+                    quality: if value.is_some() && !none {
+                        Quality::Good
+                    } else {
+                        Quality::Bad
+                    },
+                    reason: none.then(|| "the device says \"no value\"".to_owned()),
+                    value: value.filter(|_| !none),
+                    unit: tag.unit,
+                    read_at: Some(now),
+                }
+            });
+            let mut status: Vec<TagStatus> = status.collect();
+            gate.mark_mismatch(&machine, &mut status).await;
+            Ok(status)
+        })
+    }
+
+    fn dead_letters(&self, sink: String) -> Reply<Result<Vec<DeadLetter>, ReadError>> {
+        let gate = self.clone();
+        Box::pin(async move {
+            if !gate.0.sinks.iter().any(|(shared, _)| shared.name == sink) {
+                return Err(ReadError::NotFound(format!("no sink {sink:?} here")));
+            }
+            gate.read(move |reader| reader.dead_letters(&sink, DEAD_LETTERS_PAGE_MAX))
+                .await
+        })
+    }
+
+    fn settle_dead_letter(
+        &self,
+        sink: String,
+        key: EventKey,
+        resend: bool,
+        reason: String,
+        actor: Actor,
+    ) -> Reply<Result<(), Refusal>> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let invalid = |field: &str, found: String, expected: &str| {
+                Refusal::InvalidArgument(InvalidArgument {
+                    field: field.into(),
+                    found,
+                    expected: expected.into(),
+                })
+            };
+            let Some((_, errands)) = gate.0.sinks.iter().find(|(shared, _)| shared.name == sink)
+            else {
+                return Err(invalid(
+                    "sink",
+                    format!("{sink:?}"),
+                    "the name of a configured sink",
+                ));
+            };
+            let wanted = sink.clone();
+            let letters = gate
+                .read(move |reader| reader.dead_letters(&wanted, DEAD_LETTERS_PAGE_MAX))
+                .await;
+            let letters = letters.map_err(|error| Refusal::StoreUnavailable(error.to_string()))?;
+            let letter = letters.into_iter().find(|letter| letter.event.key == key);
+            let letter = letter.ok_or_else(|| {
+                invalid(
+                    "key",
+                    key.to_string(),
+                    "the key of a dead letter of this sink",
+                )
+            })?;
+            if resend {
+                let (reply, answer) = oneshot::channel();
+                let errand = SinkErrand::Resend(Box::new(letter.clone()), reply);
+                errands.send(errand).await.map_err(|_| Refusal::Stopping)?;
+                let taken = answer.await.map_err(|_| Refusal::Stopping)?;
+                taken.map_err(|why| invalid("key", why, "an event that the sink takes"))?;
+            } else if reason.trim().is_empty() {
+                return Err(invalid("reason", "nothing".into(), "why it is dropped"));
+            }
+            let how = if resend { "resent" } else { "dropped" };
+            let record = Box::new(settled(&letter, how, actor, &reason));
+            gate.ask(|reply| Message::Keep(record, reply))
+                .await
+                .ok_or(Refusal::Stopping)
+        })
+    }
+
+    fn denied(&self, actor: Actor, action: String) -> Reply<()> {
+        let gate = self.clone();
+        Box::pin(async move {
+            log::warn!("refused: {actor}: {action}");
+            let record = Box::new(Record::Audit {
+                actor,
+                action,
+                result: "forbidden".into(),
+            });
+            gate.ask(|reply| Message::Keep(record, reply))
+                .await
+                .unwrap_or_default();
+        })
+    }
+
+    fn reload(&self, _actor: Actor) -> Reply<Result<String, String>> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            let gone = || "the gateway is stopping".to_owned();
+            gate.0.reload.send(reply).await.map_err(|_| gone())?;
+            answer.await.map_err(|_| gone())?
+        })
+    }
+
+    fn health(&self) -> Health {
+        self.0.progress.health(self.0.clock.now().boottime_ns)
+    }
+}
+
+impl Gate {
+    /// What another device answers is not this machine's value (F055).
+    async fn mark_mismatch(&self, machine: &str, tags: &mut [TagStatus]) {
+        let Some(snapshot) = self.ask(Message::Snapshot).await else {
+            return;
+        };
+        let mismatch = snapshot
+            .machines
+            .iter()
+            .any(|known| known.name == machine && known.link == LinkState::Gate)
+            && snapshot
+                .alarms
+                .iter()
+                .any(|alarm| alarm.code == "identity_mismatch" && alarm.about == machine);
+        if mismatch {
+            for tag in tags {
+                tag.value = None;
+                tag.quality = Quality::Bad;
+                tag.reason =
+                    Some("config_mismatch: another device, or another program, answers".into());
+            }
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! Owns: the engine thread: the core and the journal, and the order "write it down, then act".
+//! May call: core, journal, and the channels of the other tasks.
+//! Never: perform an effect whose record is not durable (SEND-01, REC-01); go on after a failed commit.
+
+use super::clock::Clock;
+use super::machine_task::Errand;
+use super::progress::{BEAT_MS_MAX, Beat};
+use crate::core::gateway::{
+    Act, Alarm, Answer, Effect, Gateway, Input, Output, Refusal, Settings, Token,
+};
+use crate::core::ids::OperationId;
+use crate::core::intent::Request;
+use crate::core::lifecycle::Actor;
+use crate::core::machine::LinkState;
+use crate::core::record::{Operation, Record, Stored};
+use crate::core::spec::MachineSpec;
+use crate::core::time::{Now, Stamp};
+use crate::failpoint;
+use crate::journal::{Capacity, CommitError, Damaged, Journal, Retention, Usage};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+
+/// Most messages that wait for the engine; beyond, senders wait.
+pub const WAITING_MESSAGES_MAX: usize = 1024;
+/// Most messages decided in one round, and so committed with one flush.
+const ROUND_MESSAGES_MAX: usize = 256;
+/// Upkeep is done at least every so many commits, however busy the engine is.
+const UPKEEP_COMMITS_MAX: u64 = 200;
+/// A stop waits so long for the exchanges that are under way, in milliseconds.
+const STOP_MS_MAX: u64 = 10_000;
+/// Entries that one slice of upkeep may touch.
+const UPKEEP_ENTRIES_MAX: usize = 64;
+/// Upkeep is looked at so often when nothing happens, in milliseconds.
+const UPKEEP_MS: u64 = 1_000;
+
+/// What the engine is asked.
+pub enum Message {
+    /// Something happened; nobody waits for an answer.
+    Input(Input),
+    /// A request.
+    Submit(Box<Request>, Actor, oneshot::Sender<Answer>),
+    /// Something about one operation.
+    Act(OperationId, Act, Actor, oneshot::Sender<Answer>),
+    /// An operation that is in memory, if it is.
+    Look(OperationId, oneshot::Sender<Option<Box<Operation>>>),
+    /// Tell when it has ended; at once if it has.
+    Ended(OperationId, oneshot::Sender<()>),
+    /// Make a record durable, then say so.
+    Keep(Box<Record>, oneshot::Sender<()>),
+    /// The configuration was read again and passed every check.
+    Reconfigure(Vec<Arc<MachineSpec>>, Box<Settings>, oneshot::Sender<()>),
+    /// How things stand.
+    Snapshot(oneshot::Sender<Snapshot>),
+    /// Take nothing new, finish what is under way, close the journal.
+    Stop,
+}
+
+/// How things stand, as the core sees them.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Damage was found.
+    pub recovery: bool,
+    /// Stopping.
+    pub stopping: bool,
+    /// Now.
+    pub now: Stamp,
+    /// By machine: link, since, reason, in flight, queued, held, unknown.
+    pub machines: Vec<MachineSnapshot>,
+    /// Those that stand.
+    pub alarms: Vec<Alarm>,
+    /// The journal's use.
+    pub usage: Usage,
+    /// Why it is full, if it is.
+    pub full: Option<String>,
+}
+
+/// One machine of a [`Snapshot`].
+#[derive(Clone, Debug)]
+pub struct MachineSnapshot {
+    /// Its name.
+    pub name: String,
+    /// How its link stands.
+    pub link: LinkState,
+    /// Since when.
+    pub since: Stamp,
+    /// Why.
+    pub reason: String,
+    /// Under way.
+    pub in_flight: Option<OperationId>,
+    /// How many.
+    pub queued: usize,
+    /// How many.
+    pub held: usize,
+    /// How many.
+    pub unknown: usize,
+}
+
+/// Sends errands to the machine tasks, which come and go with the configuration.
+#[derive(Clone, Default)]
+pub struct Switchboard(Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Errand>>>>);
+
+impl Switchboard {
+    /// A machine task is there. Its queue is bounded by the core: one job, one gate reading, one probe and
+    /// one burn at a time.
+    pub fn connect(&self, machine: &str, to: mpsc::UnboundedSender<Errand>) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(machine.to_owned(), to);
+    }
+    /// It is gone.
+    pub fn disconnect(&self, machine: &str) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(machine);
+    }
+    /// Whether the errand was taken.
+    pub fn send(&self, machine: &str, errand: Errand) -> bool {
+        let board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        board.get(machine).is_some_and(|to| to.send(errand).is_ok())
+    }
+}
+
+/// A journal to write to, or only what damage left to read.
+pub enum Store {
+    /// Whole.
+    Open(Box<Journal>),
+    /// Recovery mode (REC-03).
+    ReadOnly(Box<Damaged>),
+}
+
+/// The engine.
+pub struct Engine {
+    /// Decides.
+    pub core: Gateway,
+    /// Remembers.
+    pub store: Store,
+    /// Reads the clocks.
+    pub clock: Clock,
+    /// Questions.
+    pub inbox: mpsc::Receiver<Message>,
+    /// The machine tasks.
+    pub board: Switchboard,
+    /// Proof of progress.
+    pub beat: Beat,
+    /// How long things are kept.
+    pub retention: Retention,
+}
+
+/// Why the engine ended.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// Disk: what is in the file is no longer known, so nothing more may be promised.
+    #[error("{0}; the gateway ends, so that its next start finds out what is on the disk")]
+    Commit(#[from] CommitError),
+}
+
+struct Round {
+    waiters: HashMap<Token, oneshot::Sender<Answer>>,
+    ended: HashMap<OperationId, Vec<oneshot::Sender<()>>>,
+    kept: Vec<oneshot::Sender<()>>,
+    next_token: u64,
+    commits: u64,
+    busy: bool,
+    upkeep_at: Instant,
+    stop_by: Option<Instant>,
+}
+
+impl Engine {
+    /// Runs until told to stop, or until the journal cannot be written.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn run(mut self) -> Result<(), EngineError> {
+        let mut round = Round {
+            waiters: HashMap::new(),
+            ended: HashMap::new(),
+            kept: Vec::new(),
+            next_token: 0,
+            commits: 0,
+            busy: false,
+            upkeep_at: Instant::now(),
+            stop_by: None,
+        };
+        let timer = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .map_err(|error| CommitError::Store(error.to_string()))?;
+        let now = self.clock.now();
+        let first = self.core.handle(&now, Input::Started);
+        self.finish(&mut round, vec![first])?;
+        loop {
+            let wait = self.wait(&round);
+            let message =
+                timer.block_on(async { tokio::time::timeout(wait, self.inbox.recv()).await });
+            let message = match message {
+                Ok(Some(message)) => Some(message),
+                Ok(None) => break,
+                Err(_) => None,
+            };
+            self.round(&mut round, message)?;
+            // What is still under way then is unknown, and the next start says so (REC-02).
+            if round
+                .stop_by
+                .is_some_and(|by| self.core.is_quiet() || Instant::now() >= by)
+            {
+                break;
+            }
+        }
+        match self.store {
+            Store::Open(journal) => Ok(journal.close()?),
+            Store::ReadOnly(_) => Ok(()),
+        }
+    }
+
+    fn wait(&self, round: &Round) -> Duration {
+        let now = self.clock.now();
+        let due = self
+            .core
+            .next_due_ns()
+            .map(|due| Duration::from_nanos(due.saturating_sub(now.boottime_ns)));
+        let upkeep = if round.busy {
+            Duration::ZERO
+        } else {
+            Duration::from_millis(UPKEEP_MS.min(BEAT_MS_MAX))
+        };
+        let wait = due.unwrap_or(upkeep).min(upkeep);
+        // A clock that a test moves does not wake anybody.
+        #[cfg(feature = "test-hooks")]
+        let wait = if super::clock::hooks::file().is_some() {
+            wait.min(Duration::from_millis(10))
+        } else {
+            wait
+        };
+        wait
+    }
+
+    /// Decides on everything that waits, commits it with one flush, and acts.
+    fn round(&mut self, round: &mut Round, first: Option<Message>) -> Result<(), EngineError> {
+        let now = self.clock.now();
+        self.beat.at(now.boottime_ns);
+        let mut outputs = Vec::new();
+        if let Some(output) = self.watch_capacity(&now) {
+            outputs.push(output);
+        }
+        let mut next = first;
+        let mut taken = 0;
+        while let Some(message) = next {
+            if let Some(output) = self.take(round, &now, message) {
+                outputs.push(output);
+            }
+            taken += 1;
+            next = if taken < ROUND_MESSAGES_MAX {
+                self.inbox.try_recv().ok()
+            } else {
+                None
+            };
+        }
+        if self
+            .core
+            .next_due_ns()
+            .is_some_and(|due| due <= now.boottime_ns)
+        {
+            outputs.push(self.core.handle(&now, Input::Tick));
+        }
+        self.finish(round, outputs)?;
+        self.upkeep(round, &now, taken)
+    }
+
+    fn watch_capacity(&mut self, now: &Now) -> Option<Output> {
+        let Store::Open(journal) = &mut self.store else {
+            return None;
+        };
+        let full = match journal.capacity() {
+            Capacity::Ok => None,
+            Capacity::Full { why } => Some(why),
+        };
+        let changed = full.is_some() != self.core.capacity_full().is_some();
+        changed.then(|| self.core.handle(now, Input::Capacity(full)))
+    }
+
+    fn take(&mut self, round: &mut Round, now: &Now, message: Message) -> Option<Output> {
+        match message {
+            Message::Input(input) => self.decide(now, input),
+            Message::Submit(request, actor, reply) => {
+                let token = round.token(reply);
+                let input = Input::Submit {
+                    request: *request,
+                    actor,
+                    token,
+                };
+                self.decide_for(round, now, input, token)
+            }
+            Message::Act(id, act, actor, reply) => {
+                let token = round.token(reply);
+                self.decide_for(
+                    round,
+                    now,
+                    Input::Act {
+                        id,
+                        act,
+                        actor,
+                        token,
+                    },
+                    token,
+                )
+            }
+            Message::Look(id, reply) => {
+                let _ = reply.send(self.core.operation(&id).cloned().map(Box::new));
+                None
+            }
+            Message::Ended(id, reply) => {
+                if self
+                    .core
+                    .operation(&id)
+                    .is_some_and(|operation| !operation.state.is_ended())
+                {
+                    round.ended.entry(id).or_default().push(reply);
+                } else {
+                    let _ = reply.send(());
+                }
+                None
+            }
+            Message::Keep(record, reply) => {
+                round.kept.push(reply);
+                self.decide(now, Input::Keep { record: *record })
+            }
+            Message::Reconfigure(machines, settings, reply) => {
+                round.kept.push(reply);
+                self.decide(now, Input::Reconfigured { machines, settings })
+            }
+            Message::Snapshot(reply) => {
+                let _ = reply.send(self.snapshot(now));
+                None
+            }
+            Message::Stop => {
+                self.core.stop();
+                round.stop_by = Some(Instant::now() + Duration::from_millis(STOP_MS_MAX));
+                None
+            }
+        }
+    }
+
+    /// Looks up what the input is about, then lets the core decide.
+    fn decide(&mut self, now: &Now, input: Input) -> Option<Output> {
+        if let Err(why) = self.recall(&input) {
+            log::error!("{why}");
+            return None;
+        }
+        Some(self.core.handle(now, input))
+    }
+
+    fn decide_for(
+        &mut self,
+        round: &mut Round,
+        now: &Now,
+        input: Input,
+        token: Token,
+    ) -> Option<Output> {
+        // An id that cannot be looked up may be taken: deciding without knowing could repeat an effect.
+        if let Err(why) = self.recall(&input) {
+            if let Some(reply) = round.waiters.remove(&token) {
+                let _ = reply.send(Answer::Refused(Refusal::StoreUnavailable(why)));
+            }
+            return None;
+        }
+        Some(self.core.handle(now, input))
+    }
+
+    fn recall(&mut self, input: &Input) -> Result<(), String> {
+        let missing = self.core.missing(input);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let reader = match &self.store {
+            Store::Open(journal) => journal.reader(),
+            Store::ReadOnly(damaged) => damaged.reader(),
+        };
+        for id in missing {
+            let stored: Option<Stored> = reader.lookup(&id).map_err(|error| error.to_string())?;
+            if let Some(stored) = stored {
+                self.core.recall(stored);
+            }
+        }
+        Ok(())
+    }
+
+    /// Durable first; then, and only then, the effects.
+    fn finish(&mut self, round: &mut Round, outputs: Vec<Output>) -> Result<(), EngineError> {
+        let mut blocks = Vec::new();
+        let mut effects = Vec::new();
+        let mut ended = Vec::new();
+        for output in outputs {
+            blocks.extend(output.block);
+            effects.extend(output.effects);
+            ended.extend(output.ended);
+        }
+        if let Store::Open(journal) = &mut self.store
+            && !blocks.is_empty()
+        {
+            failpoint!("engine.before-commit");
+            journal.commit(&blocks)?;
+            round.commits += blocks.len() as u64;
+            failpoint!("engine.after-commit");
+        }
+        for effect in effects {
+            self.perform(round, effect);
+        }
+        for reply in round.kept.drain(..) {
+            let _ = reply.send(());
+        }
+        for id in ended {
+            for waiter in round.ended.remove(&id).unwrap_or_default() {
+                let _ = waiter.send(());
+            }
+        }
+        Ok(())
+    }
+
+    fn perform(&mut self, round: &mut Round, effect: Effect) {
+        let (machine, errand) = match effect {
+            Effect::Answer { token, answer } => {
+                failpoint!("engine.before-answer");
+                if let Some(reply) = round.waiters.remove(&token) {
+                    // A caller that went away asks again with the same id.
+                    let _ = reply.send(*answer);
+                }
+                return;
+            }
+            Effect::Run {
+                machine,
+                operation,
+                attempt,
+                job,
+            } => {
+                failpoint!("engine.before-run");
+                (
+                    machine,
+                    Errand::Run {
+                        operation,
+                        attempt,
+                        job,
+                    },
+                )
+            }
+            Effect::ReadGate { machine } => (machine, Errand::ReadGate),
+            Effect::Probe {
+                machine,
+                operation,
+                probe,
+            } => (machine, Errand::Probe { operation, probe }),
+            Effect::Burn { machine, request } => (machine, Errand::Burn { request }),
+        };
+        if !self.board.send(&machine, errand) {
+            log::error!(
+                "{machine}: no task takes its errands; what was under way stays unknown until a restart"
+            );
+        }
+    }
+
+    fn upkeep(&mut self, round: &mut Round, now: &Now, taken: usize) -> Result<(), EngineError> {
+        let Store::Open(journal) = &mut self.store else {
+            return Ok(());
+        };
+        let idle = taken == 0
+            && (round.busy || round.upkeep_at.elapsed() >= Duration::from_millis(UPKEEP_MS));
+        if idle || round.commits >= UPKEEP_COMMITS_MAX {
+            round.commits = 0;
+            round.upkeep_at = Instant::now();
+            round.busy = journal
+                .maintain(now, &self.retention, UPKEEP_ENTRIES_MAX)?
+                .busy();
+        }
+        Ok(())
+    }
+
+    fn snapshot(&mut self, now: &Now) -> Snapshot {
+        let (usage, full) = match &mut self.store {
+            Store::Open(journal) => (
+                journal.usage(),
+                self.core.capacity_full().map(str::to_owned),
+            ),
+            Store::ReadOnly(_) => (Usage::default(), None),
+        };
+        let machines = self.core.machines().values().map(|machine| {
+            let unknown = machine
+                .unresolved
+                .values()
+                .filter_map(|id| self.core.operation(id));
+            MachineSnapshot {
+                name: machine.spec.name.clone(),
+                link: machine.link,
+                since: machine.since,
+                reason: machine.reason.clone(),
+                in_flight: machine.in_flight.clone(),
+                queued: machine.waiting.len(),
+                held: machine.held.len(),
+                unknown: unknown
+                    .filter(|operation| operation.state.name() == "outcome_unknown")
+                    .count(),
+            }
+        });
+        Snapshot {
+            recovery: self.core.is_recovery(),
+            stopping: self.core.is_stopping(),
+            now: *now,
+            machines: machines.collect(),
+            alarms: self.core.alarms().cloned().collect(),
+            usage,
+            full,
+        }
+    }
+}
+
+impl Round {
+    fn token(&mut self, reply: oneshot::Sender<Answer>) -> Token {
+        self.next_token += 1;
+        let token = Token(self.next_token);
+        self.waiters.insert(token, reply);
+        token
+    }
+}

@@ -1,0 +1,13 @@
+//! Owns: the running gateway: which tasks there are, their start, reload and stop, signals, the watchdog.
+//! May call: every room but cli and simulator.
+//! Never: decide about an operation; touch the journal before the configuration is valid.
+
+pub mod backend;
+pub mod clock;
+pub mod engine;
+pub mod machine_task;
+pub mod progress;
+pub mod sink_task;
+mod start;
+
+pub use start::{RELEASED_US, RunError, run};

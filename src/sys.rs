@@ -1,0 +1,108 @@
+//! Owns: all `unsafe` code: the `sync_file_range` symbol, the kernel's clock state, kill points.
+//! May call: libc symbols, rustix.
+//! Never: hold policy; anything here is a thin, safe function around one system call.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+unsafe extern "C" {
+    fn fdatasync(fd: c_int) -> c_int;
+    fn adjtimex(buffer: *mut Timex) -> c_int;
+}
+
+/// Room for a `struct timex` on any ABI (208 bytes on 64-bit Linux); `modes` is its first field.
+#[repr(C, align(16))]
+struct Timex([u8; 512]);
+
+static SYNCS: AtomicU64 = AtomicU64::new(0);
+
+/// Takes the place of libc's `sync_file_range` in this binary.
+///
+/// The store ends its flush in that call, which flushes neither the drive's cache nor the file's
+/// size. Power loss would then lose acknowledged records; `fdatasync` keeps them.
+///
+/// # Safety
+/// Called with a file descriptor, like the function it replaces; touches no memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sync_file_range(fd: c_int, _: i64, _: i64, _: c_uint) -> c_int {
+    SYNCS.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: takes any integer and reports a bad descriptor by errno, as the caller expects.
+    unsafe { fdatasync(fd) }
+}
+
+/// How often the store has synced through [`sync_file_range`] of this binary.
+#[must_use]
+pub fn sync_count() -> u64 {
+    SYNCS.load(Ordering::SeqCst)
+}
+
+/// Whether the kernel calls its wall clock synchronised (NTP or PTP).
+#[must_use]
+pub fn clock_synchronised() -> bool {
+    const TIME_ERROR: c_int = 5;
+    let mut buffer = Timex([0; 512]);
+    // SAFETY: the buffer is larger than `struct timex`, aligned, and `modes` 0 only reads.
+    let state = unsafe { adjtimex(&raw mut buffer) };
+    (0..TIME_ERROR).contains(&state)
+}
+
+/// Ends this process as a power cut would end it, if the environment asks for it at `name`.
+#[cfg(feature = "test-hooks")]
+pub fn kill_point(name: &str) {
+    use std::sync::OnceLock;
+    static WANTED: OnceLock<Option<(String, u64)>> = OnceLock::new();
+    static PASSES: AtomicU64 = AtomicU64::new(0);
+    let wanted = WANTED.get_or_init(|| {
+        let text = std::env::var("HOLDFAST_KILL_AT").ok()?;
+        Some(match text.rsplit_once(':') {
+            Some((point, n)) if n.parse::<u64>().is_ok() => {
+                (point.to_owned(), n.parse().unwrap_or(1))
+            }
+            _ => (text, 1),
+        })
+    });
+    let Some((point, n)) = wanted else { return };
+    if point == name && PASSES.fetch_add(1, Ordering::SeqCst) + 1 == *n {
+        let _ =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        // The signal is delivered at the latest when this thread next enters the kernel.
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// Marks a place where tests may kill the process: `HOLDFAST_KILL_AT=name` or `name:n` (n-th pass).
+/// Compiles to nothing without the feature `test-hooks`.
+#[macro_export]
+macro_rules! failpoint {
+    ($name:expr) => {
+        #[cfg(feature = "test-hooks")]
+        $crate::sys::kill_point($name);
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn the_symbol_syncs_counts_and_reports_errors() {
+        let file = tempfile::tempfile().unwrap();
+        let before = sync_count();
+        // SAFETY: an open descriptor.
+        assert_eq!(unsafe { sync_file_range(file.as_raw_fd(), 0, 0, 0) }, 0);
+        assert!(sync_count() > before);
+        // SAFETY: a descriptor that cannot be open.
+        assert_eq!(unsafe { sync_file_range(-1, 0, 0, 0) }, -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(9));
+    }
+
+    #[test]
+    fn the_kernel_can_be_asked_for_its_clock_state() {
+        // Either answer is right; it must be the same one twice.
+        assert_eq!(clock_synchronised(), clock_synchronised());
+    }
+}

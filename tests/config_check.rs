@@ -1,0 +1,1091 @@
+//! Owns: what `holdfast check` refuses, and what it says: file, line, column, what to do.
+//! May call: the crate's config.
+//! Never: need a device.
+
+use holdfast::board::BUILT_IN;
+use holdfast::config::{GatewayConfig, Problem, Role, SinkKind, Who, load, render_policy};
+use holdfast::core::spec::{Completion, Origin, Verify};
+use std::fs;
+use std::path::Path;
+
+const GATEWAY: &str = r#"schema = 1
+gateway = "gw-line3"
+board = "generic-x86_64"
+machines = ["press-1.toml"]
+[replay]
+window = "24h"
+[api]
+unix = "/run/holdfast/api.sock"
+[[sink]]
+name = "local"
+kind = "file"
+path = "/var/lib/holdfast/events"
+"#;
+
+const MACHINE: &str = r#"schema = 1
+name = "press-1"
+[link]
+protocol = "modbus-tcp"
+address = "127.0.0.1:1502"
+unit = 1
+[gate]
+identity = { read = "holding:110", equals = 4711 }
+config_version = "holding:120"
+interlocks = [{ name = "door closed", read = "coil:3", equals = true }]
+[[tag]]
+name = "speed"
+read = "holding:100"
+type = "u16"
+poll = "500ms"
+[[command]]
+name = "set_speed"
+class = "absolute_set"
+write = "holding:100"
+args = { speed = { type = "u16", unit = "rpm", min = 0, max = 3000 } }
+queueable = true
+ttl = "10s"
+precondition = "config_version"
+[[command]]
+name = "eject_one"
+class = "relative_action"
+mailbox = { opcode = 3 }
+[[command]]
+name = "read_status"
+class = "query"
+read = "holding:5160"
+[mailbox]
+command = "holding:300"
+status = "holding:340"
+"#;
+
+fn load_bytes(gateway: &[u8], machine: &[u8]) -> Result<GatewayConfig, Vec<Problem>> {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("holdfast.toml"), gateway).unwrap();
+    fs::write(dir.path().join("press-1.toml"), machine).unwrap();
+    load(
+        &dir.path().join("holdfast.toml"),
+        &dir.path().join("boards"),
+    )
+}
+
+fn text(problems: &[Problem]) -> String {
+    problems.iter().map(|p| format!("{p}\n")).collect()
+}
+
+/// Line and column of the first `needle`, both from 1.
+fn place(text: &str, needle: &str) -> (usize, usize) {
+    let offset = text.find(needle).unwrap_or_else(|| panic!("no {needle:?}"));
+    let before = &text[..offset];
+    let line = before.lines().count() + usize::from(before.is_empty() || before.ends_with('\n'));
+    let start = before.rfind('\n').map_or(0, |index| index + 1);
+    (line, before[start..].chars().count() + 1)
+}
+
+/// A file with one thing changed must be refused at `at`, and the message must say all of `says`.
+fn refused(gateway: &str, machine: &str, at: (&str, &str), says: &[&str]) {
+    let problems = load_bytes(gateway.as_bytes(), machine.as_bytes()).expect_err(at.1);
+    let source = if at.0 == "press-1.toml" {
+        machine
+    } else {
+        gateway
+    };
+    let (line, column) = place(source, at.1);
+    let found = problems.iter().find(|p| {
+        p.file.ends_with(at.0) && (p.line, p.column) == (line, column) && {
+            let shown = p.to_string();
+            says.iter().all(|part| shown.contains(part))
+        }
+    });
+    assert!(
+        found.is_some(),
+        "no {}:{line}:{column} with {says:?} in\n{}",
+        at.0,
+        text(&problems)
+    );
+    let shown = found.unwrap().to_string();
+    assert!(
+        shown.contains(&format!("{}:{line}:{column}: ", at.0)),
+        "{shown}"
+    );
+}
+
+fn machine_refused(from: &str, to: &str, at: &str, says: &[&str]) {
+    assert!(MACHINE.contains(from), "{from}");
+    let machine = MACHINE.replacen(from, to, 1);
+    refused(GATEWAY, &machine, ("press-1.toml", at), says);
+}
+
+fn gateway_refused(from: &str, to: &str, at: &str, says: &[&str]) {
+    assert!(GATEWAY.contains(from), "{from}");
+    let gateway = GATEWAY.replacen(from, to, 1);
+    refused(&gateway, MACHINE, ("holdfast.toml", at), says);
+}
+
+fn machine_accepted(from: &str, to: &str) -> GatewayConfig {
+    assert!(MACHINE.contains(from), "{from}");
+    let machine = MACHINE.replacen(from, to, 1);
+    let loaded = load_bytes(GATEWAY.as_bytes(), machine.as_bytes());
+    loaded.unwrap_or_else(|problems| panic!("{}", text(&problems)))
+}
+
+// covers: CFG-01
+#[test]
+fn the_examples_load_and_say_what_they_mean() {
+    let example = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("config")
+            .join(name);
+        load(&path, Path::new("/nonexistent")).unwrap_or_else(|p| panic!("{}", text(&p)))
+    };
+    let full = example("holdfast.toml");
+    assert_eq!(full.gateway, "gw-line3");
+    assert_eq!(full.journal_budget_bytes, 512 << 20);
+    assert_eq!(full.replay_window_ms, 24 * 3_600_000);
+    assert_eq!(full.recovery_machine_milli_per_s, 5_000);
+    assert_eq!(full.roles[0].who, Who::Group("holdfast-operators".into()));
+    assert_eq!(full.roles[0].role, Role::Operator);
+    let SinkKind::File {
+        path, files_max, ..
+    } = &full.sinks[0].kind;
+    assert_eq!(
+        (path.to_str().unwrap(), *files_max),
+        ("/var/lib/holdfast/events", 64)
+    );
+    let start = full.machines[0].row("start_cycle").unwrap();
+    assert!(matches!(start.completion, Completion::Event(_)));
+    assert_eq!(start.verify, Verify::Event);
+
+    let minimal = example("minimal.toml");
+    assert_eq!(minimal.machines[0].owner, "gw-1");
+    assert_eq!(minimal.machines[0].tags[0].poll_ms, 1_000);
+    assert!(minimal.roles.is_empty());
+}
+
+// covers: CFG-01
+#[test]
+fn every_board_profile_is_valid_and_can_be_overridden() {
+    for (name, profile) in BUILT_IN {
+        let gateway = GATEWAY.replace("generic-x86_64", name);
+        let config = load_bytes(gateway.as_bytes(), MACHINE.as_bytes());
+        let board = config.unwrap_or_else(|p| panic!("{}", text(&p))).board;
+        assert_eq!((board.name.as_str(), board.serial.len()), (*name, 2));
+        assert_eq!(board.battery_clock, board.arch == "x86_64", "{profile}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("holdfast.toml"), GATEWAY).unwrap();
+    fs::write(dir.path().join("press-1.toml"), MACHINE).unwrap();
+    let override_file = dir.path().join("generic-x86_64.toml");
+    let no_battery = BUILT_IN[0]
+        .1
+        .replace("battery_clock = true", "battery_clock = false");
+    fs::write(&override_file, no_battery).unwrap();
+    let config = load(&dir.path().join("holdfast.toml"), dir.path()).unwrap();
+    assert!(!config.board.battery_clock);
+    fs::write(
+        &override_file,
+        "schema = 1\nname = \"generic-x86_64\"\narch = \"x86\"\nbattery_clock = true\n",
+    )
+    .unwrap();
+    let problems = load(&dir.path().join("holdfast.toml"), dir.path()).unwrap_err();
+    assert_eq!(
+        (problems[0].line, problems[0].column),
+        (3, 8),
+        "{}",
+        text(&problems)
+    );
+    assert!(problems[0].to_string().contains("did you mean \"x86_64\"?"));
+    gateway_refused(
+        "generic-x86_64",
+        "generic-x86",
+        "\"generic-x86\"",
+        &["did you mean \"generic-x86_64\"?"],
+    );
+}
+
+// covers: CFG-01, F137
+#[test]
+fn types_are_exact_and_keys_are_known() {
+    machine_refused(
+        "unit = 1",
+        "unit = \"1\"",
+        "\"1\"",
+        &[
+            "the string \"1\"",
+            "from 0 to 255",
+            "write 1, without quotes",
+        ],
+    );
+    machine_refused(
+        "unit = 1",
+        "unit = 256",
+        "256",
+        &["an integer from 0 to 255"],
+    );
+    machine_refused(
+        "equals = true }",
+        "equals = 1 }",
+        "1 }]",
+        &["true or false", "write true"],
+    );
+    machine_refused(
+        "equals = true }",
+        "equals = \"on\" }",
+        "\"on\"",
+        &["true or false"],
+    );
+    machine_refused(
+        "equals = 4711",
+        "equals = 70000",
+        "70000",
+        &["from 0 to 65535", "type = \"u32\""],
+    );
+    machine_refused(
+        "queueable = true",
+        "queueable = \"yes\"",
+        "\"yes\"",
+        &["write true, without quotes"],
+    );
+    machine_refused(
+        "queueable = true",
+        "queueable = yes",
+        "yes",
+        &["valid TOML"],
+    );
+    machine_refused(
+        "poll = \"500ms\"",
+        "pol = \"500ms\"",
+        "pol =",
+        &["the unknown key \"pol\"", "did you mean \"poll\"?"],
+    );
+    machine_refused("[gate]", "[gates]", "gates", &["did you mean \"gate\"?"]);
+    machine_refused(
+        "poll = \"500ms\"",
+        "poll = 500",
+        "500\n[[command",
+        &["a duration", "\"500s\" or \"500ms\""],
+    );
+    machine_refused(
+        "poll = \"500ms\"",
+        "poll = \"500 milli\"",
+        "\"500 milli\"",
+        &["write it as \"500ms\""],
+    );
+    machine_refused(
+        "poll = \"500ms\"",
+        "poll = \"1ms\"",
+        "\"1ms\"",
+        &["from 10ms to 1d"],
+    );
+    machine_refused(
+        "name = \"speed\"",
+        "name = 1e5",
+        "1e5",
+        &["the float 1e5", "a string in quotes"],
+    );
+    machine_refused("name = \"speed\"", "name = null", "null", &["valid TOML"]);
+    machine_refused(
+        "class = \"query\"",
+        "class = \"querry\"",
+        "\"querry\"",
+        &["did you mean \"query\"?"],
+    );
+    machine_refused("schema = 1", "schema = 2", "2", &["write schema = 1"]);
+    machine_refused(
+        "unit = 1\n",
+        "",
+        "[link]",
+        &["link.unit", "found nothing", "add unit = "],
+    );
+    // In TOML a name in quotes is text, whatever it looks like.
+    for name in ["NO", "1e5", "null"] {
+        let config = machine_accepted("name = \"speed\"", &format!("name = {name:?}"));
+        assert_eq!(config.machines[0].tags[0].name, name);
+    }
+}
+
+// covers: F137, CFG-01
+#[test]
+fn a_key_given_twice_is_refused() {
+    machine_refused(
+        "unit = 1\n",
+        "unit = 1\nunit = 2\n",
+        "unit = 2",
+        &["duplicate key", "remove one of the two"],
+    );
+    let machine = MACHINE.to_owned() + "[gate]\nmax_age = \"1s\"\n";
+    let problems = load_bytes(GATEWAY.as_bytes(), machine.as_bytes()).unwrap_err();
+    assert_eq!(
+        problems[0].line,
+        MACHINE.lines().count() + 1,
+        "{}",
+        text(&problems)
+    );
+    assert!(problems[0].to_string().contains("duplicate key"));
+}
+
+// covers: F135
+#[test]
+fn only_utf8_is_read_and_the_other_encoding_is_named() {
+    let ok = |machine: &[u8]| load_bytes(GATEWAY.as_bytes(), machine).is_ok();
+    assert!(ok(format!("\u{feff}{MACHINE}").as_bytes()));
+    assert!(ok(MACHINE.replace('\n', "\r\n").as_bytes()));
+    assert!(ok(MACHINE.replace("unit = 1", "\tunit\t= 1").as_bytes()));
+    assert!(ok(MACHINE.replace("\"speed\"", "\"速度\"").as_bytes()));
+
+    let first = |machine: &[u8]| {
+        load_bytes(GATEWAY.as_bytes(), machine)
+            .unwrap_err()
+            .remove(0)
+    };
+    let wide = |to_bytes: fn(u16) -> [u8; 2]| -> Vec<u8> {
+        MACHINE.encode_utf16().flat_map(to_bytes).collect()
+    };
+    for (bytes, name) in [
+        (
+            [&[0xFF, 0xFE][..], &wide(u16::to_le_bytes)].concat(),
+            "UTF-16LE",
+        ),
+        (wide(u16::to_le_bytes), "UTF-16LE"),
+        (
+            [&[0xFE, 0xFF][..], &wide(u16::to_be_bytes)].concat(),
+            "UTF-16BE",
+        ),
+        (wide(u16::to_be_bytes), "UTF-16BE"),
+    ] {
+        let problem = first(&bytes).to_string();
+        assert!(
+            problem.contains(name) && problem.contains("press-1.toml:1:1"),
+            "{problem}"
+        );
+        assert!(problem.contains("save it again as UTF-8"), "{problem}");
+    }
+
+    let (line, column) = place(MACHINE, "speed\"");
+    let with_bytes = |name: &[u8]| {
+        let (before, after) = MACHINE.split_once("speed").unwrap();
+        [before.as_bytes(), name, after.as_bytes()].concat()
+    };
+    // 温度 in CP932 and in GBK, and a lone byte of Latin-1 before a quote.
+    for (bytes, name) in [
+        (&[0x89, 0xB7, 0x93, 0x78][..], "CP932"),
+        (&[0xCE, 0xC2, 0xB6, 0xC8], "GBK"),
+        (&[0xE4], "no UTF-8"),
+    ] {
+        let problem = first(&with_bytes(bytes));
+        assert_eq!((problem.line, problem.column), (line, column), "{problem}");
+        let shown = problem.to_string();
+        assert!(
+            shown.contains(name) && shown.contains("save it again as UTF-8"),
+            "{shown}"
+        );
+    }
+
+    let problem = first(format!("{MACHINE}\0\0").as_bytes());
+    assert_eq!(
+        (problem.line, problem.column),
+        (MACHINE.lines().count() + 1, 1)
+    );
+    assert!(problem.to_string().contains("a NUL character"), "{problem}");
+}
+
+// covers: CFG-01
+#[test]
+fn addresses_that_cannot_be_are_refused() {
+    machine_refused(
+        "\"holding:100\"\ntype",
+        "\"holding:65536\"\ntype",
+        "\"holding:65536\"",
+        &["from 0 to 65535"],
+    );
+    machine_refused(
+        "\"holding:100\"\ntype = \"u16\"",
+        "\"holding:65535\"\ntype = \"u32\"",
+        "\"holding:65535\"",
+        &["at most 65534", "u32 takes 2 registers"],
+    );
+    machine_refused(
+        "\"holding:100\"\ntype",
+        "\"coil:100\"\ntype",
+        "\"u16\"\npoll",
+        &["coil holds single bits", "type = \"bool\""],
+    );
+    machine_refused(
+        "\"holding:100\"\ntype",
+        "\"holdings:100\"\ntype",
+        "\"holdings:100\"",
+        &["did you mean \"holding:100\"?"],
+    );
+    machine_refused(
+        "\"holding:100\"\ntype",
+        "\"40101\"\ntype",
+        "\"40101\"",
+        &["the manual's 40101 is \"holding:100\" here"],
+    );
+    machine_refused(
+        "write = \"holding:100\"",
+        "write = \"input:100\"",
+        "\"input:100\"",
+        &["cannot write"],
+    );
+    machine_refused(
+        "127.0.0.1:1502",
+        "127.0.0.1",
+        "\"127.0.0.1\"",
+        &["host and port", "127.0.0.1:502"],
+    );
+    machine_refused(
+        "type = \"u16\"\npoll",
+        "type = \"string(300)\"\npoll",
+        "\"string(300)\"",
+        &["string(250)"],
+    );
+    machine_refused(
+        "status = \"holding:340\"",
+        "status = \"holding:310\"",
+        "[mailbox]",
+        &["a command block on holding:300-318", "two blocks apart"],
+    );
+    machine_refused(
+        "status = \"holding:340\"",
+        "status = \"coil:340\"",
+        "\"coil:340\"",
+        &["a holding or input register"],
+    );
+}
+
+// covers: CFG-01
+#[test]
+fn registers_read_as_two_things_are_refused() {
+    let second =
+        "poll = \"500ms\"\n[[tag]]\nname = \"other\"\nread = \"holding:99\"\ntype = \"u32\"\n";
+    machine_refused(
+        "poll = \"500ms\"\n",
+        second,
+        "\"holding:99\"",
+        &[
+            "tag \"other\" as u32 on holding:99-100",
+            "overlaps tag \"speed\" as u16 on holding:100",
+        ],
+    );
+    machine_refused(
+        "type = \"u16\"\npoll",
+        "type = \"i16\"\npoll",
+        "\"holding:100\"\nargs",
+        &["argument \"speed\" as u16", "tag \"speed\" as i16"],
+    );
+    machine_refused(
+        "\"holding:100\"\ntype = \"u16\"",
+        "\"holding:345\"\ntype = \"f32\"",
+        "\"holding:345\"",
+        &["inside the mailbox's status block on holding:340-372"],
+    );
+    machine_refused(
+        "write = \"holding:100\"",
+        "write = \"holding:303\"",
+        "\"holding:303\"",
+        &["inside the mailbox's command block"],
+    );
+    // The same register twice, as the same thing, is no contradiction.
+    machine_accepted(
+        "poll = \"500ms\"\n",
+        &second
+            .replace("holding:99", "holding:100")
+            .replace("u32", "u16"),
+    );
+}
+
+// covers: CFG-01
+#[test]
+fn argument_ranges_must_fit_their_type() {
+    machine_refused(
+        "max = 3000",
+        "max = 70000",
+        "70000",
+        &["inside u16: 0 to 65535"],
+    );
+    machine_refused(
+        "min = 0",
+        "min = 4000",
+        "3000",
+        &["at least min, which is 4000"],
+    );
+    machine_refused(
+        "max = 3000",
+        "max = 3000, default = 5000",
+        "5000",
+        &["from 0 to 3000 rpm"],
+    );
+    machine_refused(
+        "max = 3000",
+        "max = \"3000\"",
+        "\"3000\"",
+        &["write 3000, without quotes"],
+    );
+    machine_refused(
+        "max = 3000",
+        "max = 3000, secret = true, default = 1",
+        "1 } }",
+        &["no secret in this file"],
+    );
+}
+
+// covers: CFG-01
+#[test]
+fn names_are_given_once() {
+    machine_refused(
+        "name = \"eject_one\"",
+        "name = \"set_speed\"",
+        "\"set_speed\"\nclass = \"rel",
+        &["a name that is not used above"],
+    );
+    let second = "poll = \"500ms\"\n[[tag]]\nname = \"speed\"\nread = \"holding:100\"\n";
+    machine_refused(
+        "poll = \"500ms\"\n",
+        second,
+        "\"speed\"\nread = \"holding:100\"\n[[c",
+        &["a name that is not used above"],
+    );
+    gateway_refused(
+        "path = \"/var/lib/holdfast/events\"\n",
+        "path = \"/var/lib/holdfast/events\"\n[[sink]]\nname =\"local\"\nkind = \"file\"\npath = \"/srv/events\"\n",
+        "\"local\"\nkind = \"file\"\npath = \"/srv",
+        &["a name that is not used above"],
+    );
+    gateway_refused(
+        "[\"press-1.toml\"]",
+        "[\"press-1.toml\", \"./press-1.toml\"]",
+        "\"./press-1.toml\"",
+        &["a second machine named \"press-1\"", "change name in"],
+    );
+    gateway_refused(
+        "[\"press-1.toml\"]",
+        "[\"press-2.toml\"]",
+        "\"press-2.toml\"",
+        &["a file that exists"],
+    );
+}
+
+// covers: CFG-01
+#[test]
+fn a_machine_and_its_gateway_have_two_names() {
+    gateway_refused(
+        "\"gw-line3\"",
+        "\"press-1\"",
+        "\"press-1.toml\"",
+        &["like the gateway", "keys must not meet"],
+    );
+}
+
+// covers: POL-03
+#[test]
+fn a_safety_function_is_refused() {
+    machine_refused(
+        "mailbox = { opcode = 3 }",
+        "mailbox = { opcode = 3 }\nsafety = true",
+        "true\n[[command]]\nname = \"read",
+        &["the machine's own safety system", "remove this command"],
+    );
+    machine_accepted(
+        "mailbox = { opcode = 3 }",
+        "mailbox = { opcode = 3 }\nsafety = false",
+    );
+}
+
+// covers: POL-02
+#[test]
+fn what_may_wait_follows_the_class() {
+    let eject = "mailbox = { opcode = 3 }";
+    for class in ["relative_action", "mode_change"] {
+        let machine = MACHINE
+            .replace("class = \"relative_action\"", &format!("class = {class:?}"))
+            .replace(
+                eject,
+                "mailbox = { opcode = 3 }\nqueueable =true\ni_accept = \"whatever\"",
+            );
+        refused(
+            GATEWAY,
+            &machine,
+            ("press-1.toml", "true\ni_accept"),
+            &["it never waits", class],
+        );
+    }
+    machine_refused(
+        "precondition = \"config_version\"\n",
+        "",
+        "true\nttl",
+        &[
+            "queueable = true without precondition",
+            "add precondition = \"config_version\"",
+        ],
+    );
+    machine_refused(
+        "ttl = \"10s\"\n",
+        "",
+        "true\nprecondition",
+        &["queueable = true without ttl", "add ttl = "],
+    );
+    machine_refused(
+        "config_version = \"holding:120\"\n",
+        "",
+        "\"config_version\"",
+        &["add config_version = \"holding:…\" to [gate]"],
+    );
+    machine_refused(
+        "ttl = \"10s\"",
+        "ttl = \"25h\"",
+        "\"25h\"",
+        &["a duration from 1ms to 1d"],
+    );
+    machine_refused(
+        "ttl = \"10s\"",
+        "ttl = \"0s\"",
+        "\"0s\"",
+        &["a duration from 1ms to 1d"],
+    );
+    machine_refused(
+        eject,
+        "mailbox = { opcode = 3 }\nreplace = \"same_operator\"",
+        "\"same_operator\"",
+        &["never gives way"],
+    );
+    machine_refused(
+        eject,
+        "mailbox = { opcode = 3 }\nduplicates = \"merge\"\nmerge = \"latest\"",
+        "\"merge\"",
+        &["never gives way"],
+    );
+    machine_refused(
+        "queueable = true",
+        "queueable = true\nduplicates = \"merge\"",
+        "\"merge\"",
+        &["add merge = \"latest\""],
+    );
+    machine_refused(
+        "queueable = true",
+        "queueable = true\nmax_queued = 0",
+        "0\nttl",
+        &["from 1 to 1000"],
+    );
+    machine_refused(
+        "read = \"holding:5160\"",
+        "read = \"holding:5160\"\nmax_queued = 2",
+        "2\n[mailbox",
+        &["from 1 to 1"],
+    );
+    let merged = machine_accepted(
+        "queueable = true",
+        "queueable = true\nduplicates = \"merge\"\nmerge = \"latest\"",
+    );
+    assert!(merged.machines[0].row("set_speed").unwrap().merge_latest);
+}
+
+// covers: POL-01, POL-10
+#[test]
+fn a_row_laxer_than_its_class_must_name_its_justification() {
+    let eject = "mailbox = { opcode = 3 }";
+    let by_reply =
+        "write = \"holding:500\"\nargs = { n = { type = \"u16\" } }\ncompletion = \"reply\"";
+    machine_refused(
+        eject,
+        by_reply,
+        "\"reply\"",
+        &[
+            "laxer than the class relative_action",
+            "the device took it, not that it did it",
+            "add i_accept",
+        ],
+    );
+    let accepted = machine_accepted(
+        eject,
+        &format!("{by_reply}\ni_accept = \"FX5 manual 4.2: the write is the stroke\""),
+    );
+    let row = accepted.machines[0].row("eject_one").unwrap();
+    assert_eq!(row.completion, Completion::Reply);
+    assert!(row.i_accept.as_deref().unwrap().contains("FX5"));
+    machine_refused(
+        "queueable = true",
+        "queueable = true\ninterlocks = []",
+        "[]",
+        &["every interlock of [gate]", "add i_accept"],
+    );
+    machine_refused(
+        "queueable = true",
+        "queueable = true\ninterlocks = [\"door close\"]",
+        "\"door close\"",
+        &["did you mean \"door closed\"?"],
+    );
+    machine_refused(
+        eject,
+        "mailbox = { opcode = 3 }\nttl = \"10min\"",
+        "\"10min\"",
+        &["at most 5min", "add i_accept"],
+    );
+    let idle = machine_accepted(
+        "queueable = true",
+        "queueable = true\ni_accept = \"just in case\"",
+    );
+    assert!(
+        idle.warnings
+            .iter()
+            .any(|w| w.contains("justifies nothing")),
+        "{:?}",
+        idle.warnings
+    );
+}
+
+// covers: POL-10
+#[test]
+fn without_a_contract_an_acceptance_is_not_a_completion() {
+    let eject = "mailbox = { opcode = 3 }";
+    let plain = machine_accepted(
+        eject,
+        "write = \"holding:500\"\nargs = { n = { type = \"u16\" } }",
+    );
+    let row = plain.machines[0].row("eject_one").unwrap();
+    assert_eq!(row.completion, Completion::None);
+    assert_eq!(
+        plain.machines[0].row("set_speed").unwrap().completion,
+        Completion::Reply
+    );
+    let event =
+        "write = \"holding:500\"\nargs = { n = { type = \"u16\" } }\ncompletion = \"event\"";
+    machine_refused(eject, event, "\"event\"", &["add request_id = \"append\""]);
+    machine_refused(eject, event, "\"event\"", &["add done = { id = "]);
+    machine_refused(
+        eject,
+        "mailbox = { opcode = 3 }\ncompletion = \"reply\"",
+        "\"reply\"",
+        &["as the command goes there"],
+    );
+    machine_refused(
+        "queueable = true",
+        "queueable = true\nverify = \"mailbox\"",
+        "\"mailbox\"",
+        &["a command that goes to the mailbox"],
+    );
+    machine_refused(
+        "queueable = true",
+        "queueable = true\ndevice_contract = \"mailbox\"",
+        "\"mailbox\"",
+        &["only that knows request ids"],
+    );
+}
+
+// covers: POL-11
+#[test]
+fn what_needs_more_than_one_frame_goes_through_the_mailbox() {
+    let args = "args = { speed = { type = \"u16\", unit = \"rpm\", min = 0, max = 3000 } }";
+    machine_refused(
+        args,
+        "args = { a = { type = \"string(246)\" }, b = { type = \"u16\" } }",
+        "\"holding:100\"\nargs",
+        &["124 words to write", "at most 123", "mailbox = { opcode = "],
+    );
+    let machine = MACHINE
+        .replace("write = \"holding:100\"", "write = \"coil:100\"")
+        .replace(
+            args,
+            "args = { on = { type = \"bool\" }, speed = { type = \"u16\" } }",
+        );
+    refused(
+        GATEWAY,
+        &machine,
+        ("press-1.toml", "\"coil:100\""),
+        &[
+            "coils and registers in one command",
+            "half of two could be applied",
+        ],
+    );
+    let eject = "mailbox = { opcode = 3 }";
+    let wide = "mailbox = { opcode = 3 }\nargs = { a = { type = \"f64\" }, b = { type = \"f64\" }, c = { type = \"u16\" } }";
+    machine_refused(
+        eject,
+        wide,
+        "{ opcode = 3 }",
+        &["9 parameter words", "at most 8"],
+    );
+    let blocks = "[mailbox]\ncommand = \"holding:300\"\nstatus = \"holding:340\"\n";
+    machine_refused(
+        blocks,
+        "",
+        "{ opcode = 3 }",
+        &["a mailbox command without a mailbox", "add [mailbox]"],
+    );
+    machine_refused(
+        eject,
+        "mailbox = { opcode = 0 }",
+        "0 }\n[[command",
+        &["from 1 to 65535"],
+    );
+}
+
+// covers: CAP-03
+#[test]
+fn a_replay_window_shorter_than_a_requests_journey_is_refused() {
+    gateway_refused(
+        "window = \"24h\"",
+        "window = \"10min\"",
+        "\"10min\"",
+        &[
+            "a replay window of 10min",
+            "validity 1min",
+            "or shorten the validity",
+        ],
+    );
+    // A validity of a whole day does not fit into the default window of a day.
+    let gateway = GATEWAY.replace("[replay]\nwindow = \"24h\"\n", "");
+    let machine = MACHINE.replace("ttl = \"10s\"", "ttl = \"24h\"");
+    refused(
+        &gateway,
+        &machine,
+        ("holdfast.toml", "schema"),
+        &["replay.window", "press-1 set_speed"],
+    );
+    // Timeout 1s, validity 1min, completion 30s, reconnection 30s, retry by hand 10min: to the millisecond.
+    gateway_refused(
+        "window = \"24h\"",
+        "window = \"720999ms\"",
+        "\"720999ms\"",
+        &["at least 721s"],
+    );
+    let exact = GATEWAY.replace("window = \"24h\"", "window = \"721s\"");
+    assert!(load_bytes(exact.as_bytes(), MACHINE.as_bytes()).is_ok());
+}
+
+// covers: CFG-04
+#[test]
+fn secrets_do_not_stand_in_the_file() {
+    let path = "path = \"/var/lib/holdfast/events\"\n";
+    gateway_refused(
+        path,
+        &format!("{path}password = \"hunter2\"\n"),
+        "password",
+        &["no secret in this file", "password_file = "],
+    );
+    gateway_refused(
+        "kind = \"file\"",
+        "kind = \"http\"\nurl = \"https://me:hunter2@mes/\"",
+        "\"https",
+        &["password_file = "],
+    );
+    let machine = MACHINE.replace("unit = 1\n", "unit = 1\npassword = \"hunter2\"\n");
+    let problems = load_bytes(GATEWAY.as_bytes(), machine.as_bytes()).unwrap_err();
+    assert!(!text(&problems).contains("hunter2"), "{}", text(&problems));
+}
+
+// covers: CFG-01
+#[test]
+fn what_this_version_does_not_have_is_refused_by_name() {
+    for name in ["counter", "handshake", "ring"] {
+        let event = format!(
+            "[[event]]\ntype = \"piece.good\"\nsource = {name:?}\nread = \"holding:200\"\n[[tag]]"
+        );
+        machine_refused(
+            "[[tag]]",
+            &event,
+            &format!("{name:?}"),
+            &["not watched yet", "on_change"],
+        );
+    }
+    for protocol in ["modbus-rtu", "mc-3e"] {
+        machine_refused(
+            "\"modbus-tcp\"",
+            &format!("{protocol:?}"),
+            &format!("{protocol:?}"),
+            &["the only protocol that this version speaks"],
+        );
+    }
+    for kind in ["http", "postgres", "mqtt"] {
+        gateway_refused(
+            "\"file\"",
+            &format!("{kind:?}"),
+            &format!("{kind:?}"),
+            &["the only sink that this version has"],
+        );
+    }
+    gateway_refused(
+        "unix = ",
+        "tcp = \"0.0.0.0:8080\"\nunix = ",
+        "\"0.0.0.0:8080\"",
+        &["serves no TCP"],
+    );
+}
+
+// covers: CFG-01
+#[test]
+fn paths_are_absolute_and_apart() {
+    gateway_refused(
+        "\"/run/holdfast/api.sock\"",
+        "\"api.sock\"",
+        "\"api.sock\"",
+        &["an absolute path"],
+    );
+    let long = format!("\"/{}\"", "x".repeat(107));
+    gateway_refused(
+        "\"/run/holdfast/api.sock\"",
+        &long,
+        &long,
+        &["at most 107 bytes"],
+    );
+    gateway_refused(
+        "/var/lib/holdfast/events",
+        "/var/lib/holdfast/journal/e",
+        "\"/var/lib/holdfast/journal/e\"",
+        &["apart from the journal's"],
+    );
+    gateway_refused(
+        "/var/lib/holdfast/events",
+        "/var/../etc",
+        "\"/var/../etc\"",
+        &["without \"..\""],
+    );
+}
+
+// covers: CFG-02
+#[test]
+fn all_problems_of_all_files_come_in_one_pass() {
+    let gateway = GATEWAY
+        .replace("\"24h\"", "\"1 day\"")
+        .replace("kind = \"file\"", "kind = \"files\"");
+    let machine = MACHINE
+        .replace("unit = 1", "unit = -1")
+        .replace("\"coil:3\"", "\"coil:99999\"")
+        .replace("max = 3000", "max = 99999")
+        .replace("\"query\"", "\"question\"");
+    let problems = load_bytes(gateway.as_bytes(), machine.as_bytes()).unwrap_err();
+    let places: Vec<_> = problems
+        .iter()
+        .map(|p| (p.file.file_name().unwrap().to_str().unwrap(), p.line))
+        .collect();
+    let line = |text: &str, needle: &str| place(text, needle).0;
+    assert_eq!(
+        places,
+        [
+            ("holdfast.toml", line(&gateway, "1 day")),
+            ("holdfast.toml", line(&gateway, "files")),
+            ("press-1.toml", line(&machine, "-1\n[")),
+            ("press-1.toml", line(&machine, "coil:99999")),
+            ("press-1.toml", line(&machine, "max = 99999")),
+            ("press-1.toml", line(&machine, "question")),
+        ],
+        "{}",
+        text(&problems)
+    );
+}
+
+// The configuration's part: it is judged without a look at the state directory.
+// covers: F091
+#[test]
+fn a_wrong_configuration_leaves_the_state_directory_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    fs::create_dir(&state).unwrap();
+    fs::write(state.join("backlog"), "10000 events").unwrap();
+    let gateway = GATEWAY.replace("machines", &format!("state_dir = {state:?}\nmachines"));
+    for _ in 0..3 {
+        assert!(load_bytes(gateway.as_bytes(), b"schema = 9").is_err());
+    }
+    assert!(load_bytes(gateway.as_bytes(), MACHINE.as_bytes()).is_ok());
+    let names: Vec<_> = fs::read_dir(&state)
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["backlog"]);
+    assert_eq!(
+        fs::read_to_string(state.join("backlog")).unwrap(),
+        "10000 events"
+    );
+}
+
+// covers: CFG-02, POL-12
+#[test]
+fn the_policy_is_shown_with_origins_in_80_columns() {
+    let config = load_bytes(GATEWAY.as_bytes(), MACHINE.as_bytes()).unwrap();
+    let row = config.machines[0].row("set_speed").unwrap();
+    assert_eq!(row.origins["ttl"], Origin::Row);
+    assert_eq!(row.origins["on_restart"], Origin::ClassDefault);
+    let shown = render_policy(&config.machines);
+    assert!(
+        shown.lines().all(|line| line.chars().count() <= 80),
+        "{shown}"
+    );
+    insta::assert_snapshot!(shown);
+}
+
+// covers: POL-11
+#[test]
+fn arguments_are_written_in_the_order_of_the_file() {
+    let args = "args = { speed = { type = \"u16\", unit = \"rpm\", min = 0, max = 3000 } }";
+    let config = machine_accepted(
+        args,
+        "args = { zeta = { type = \"u16\" }, alpha = { type = \"u16\" } }",
+    );
+    let row = config.machines[0].row("set_speed").unwrap();
+    let names: Vec<_> = row.args.iter().map(|arg| arg.name.as_str()).collect();
+    assert_eq!(names, ["zeta", "alpha"]);
+}
+
+// covers: EVT-06
+#[test]
+fn what_one_request_cannot_hold_is_refused() {
+    let few = MACHINE.replace("unit = 1\n", "unit = 1\nread_registers_max = 32\n");
+    refused(
+        GATEWAY,
+        &few,
+        ("press-1.toml", "[mailbox]"),
+        &["read_registers_max = 32", "at least 33"],
+    );
+    let few = few.replace("type = \"u16\"\npoll", "type = \"string(66)\"\npoll");
+    refused(
+        GATEWAY,
+        &few,
+        ("press-1.toml", "\"holding:100\""),
+        &["33 registers", "at most 32 registers"],
+    );
+    let tag = |read: &str| {
+        format!(
+            "[[tag]]\nname = \"t{}\"\nread = {read:?}\ngroup = \"g\"\n",
+            &read[8..]
+        )
+    };
+    let group = "[[group]]\nname = \"g\"\n";
+    let far = format!(
+        "{MACHINE}{group}{}{}",
+        tag("holding:1000"),
+        tag("holding:1125")
+    );
+    refused(
+        GATEWAY,
+        &far,
+        ("press-1.toml", "\"g\""),
+        &["one read request cannot hold", "add guard = "],
+    );
+    let near = far.replace("holding:1125", "holding:1124");
+    assert!(load_bytes(GATEWAY.as_bytes(), near.as_bytes()).is_ok());
+    let guarded = far.replace(group, &format!("{group}guard = \"holding:999\"\n"));
+    assert!(load_bytes(GATEWAY.as_bytes(), guarded.as_bytes()).is_ok());
+    let unknown = near.replace("group = \"g\"", "group = \"gg\"");
+    refused(
+        GATEWAY,
+        &unknown,
+        ("press-1.toml", "\"gg\""),
+        &["the name of a [[group]]"],
+    );
+}
+
+proptest::proptest! {
+    // covers: OPS-03
+    #[test]
+    fn no_damage_to_a_file_makes_the_check_panic(at in 0..MACHINE.len(), length in 0_usize..40, piece in 0..14_usize, of_gateway: bool) {
+        let pieces = ["", "\"", "[", "]]", "{", "\n", "=", "1e999", "nan", "-1", "\"holding:65535\"", "\u{e9}", "true", "[[command]]\n"];
+        let source = if of_gateway { GATEWAY } else { MACHINE };
+        let start = at % source.len();
+        let end = (start + length).min(source.len());
+        let damaged = format!("{}{}{}", &source[..start], pieces[piece], &source[end..]);
+        let (gateway, machine) = if of_gateway { (damaged.as_str(), MACHINE) } else { (GATEWAY, damaged.as_str()) };
+        if let Err(problems) = load_bytes(gateway.as_bytes(), machine.as_bytes()) {
+            proptest::prop_assert!(!problems.is_empty());
+            proptest::prop_assert!(problems.iter().all(|p| p.line > 0 && p.column > 0));
+        }
+    }
+}
