@@ -17,6 +17,7 @@ use super::jitter::Jitter;
 use super::record::{CursorRecord, DeadLetter, EventRecord, Position, TEXT_BYTES_MAX};
 use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, elapsed_ns};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::Excluded;
 
 /// Most events of one sink that may be looked at beyond its watermark; bounds the cursor record.
 pub const WINDOW_EVENTS_MAX: usize = 10_000;
@@ -26,6 +27,8 @@ pub const BATCH_EVENTS_MAX: usize = 1_000;
 pub const PROBE_EVENTS_MAX: usize = 1;
 /// Longest wait before a retry that a configuration or a sink may ask for, in milliseconds.
 pub const BACKOFF_MS_MAX: u64 = 15 * 60 * 1000;
+/// Most bytes kept of what a sink says it holds under a key.
+pub const KEPT_BYTES_MAX: usize = 64 * 1024;
 /// Bytes that an event takes besides its texts, roughly.
 const EVENT_OVERHEAD_BYTES: usize = 256;
 
@@ -400,7 +403,7 @@ impl Outbox {
     pub fn stop(&mut self, now: &Now, reason: &str) {
         self.circuit = Circuit::Stopped {
             since: *now,
-            reason: bounded(reason),
+            reason: bounded(reason, TEXT_BYTES_MAX),
         };
     }
 
@@ -432,14 +435,25 @@ impl Outbox {
         self.slots.retain(|position, slot| {
             *slot != Slot::Waiting || position > last || offered(position)
         });
-        // Finished ones far behind do not count: after a restart with a smaller window they could
-        // otherwise fill it, and nothing would ever be sent.
-        let known = self.slots.range(..=self.known_to).count();
-        let news = available.iter().filter(|(p, _)| *p > self.known_to);
-        let room = self.config.window_events_max.saturating_sub(known);
-        for position in news.map(|(p, _)| *p).take(room).collect::<Vec<_>>() {
-            self.slots.entry(position).or_insert(Slot::Waiting);
-            self.known_to = position;
+        let mut known = self.slots.range(..=self.known_to).count();
+        for (position, _) in available {
+            if *position <= self.known_to {
+                continue;
+            }
+            // What was finished before a restart, and is no longer offered, is counted when it is
+            // passed: the window bounds all of it together, and can never be full of finished ones.
+            let passed = self
+                .slots
+                .range((Excluded(self.known_to), Excluded(*position)));
+            let passed: Vec<Position> = passed.map(|(position, _)| *position).collect();
+            self.known_to = passed.last().copied().unwrap_or(self.known_to);
+            known = (known + passed.len()).saturating_sub(self.advance());
+            if known >= self.config.window_events_max {
+                break;
+            }
+            self.slots.entry(*position).or_insert(Slot::Waiting);
+            self.known_to = *position;
+            known += 1;
         }
         self.advance();
     }
@@ -464,14 +478,17 @@ impl Outbox {
         }
     }
 
-    /// Moves the watermark over everything that is finished without a hole.
-    fn advance(&mut self) {
+    /// Moves the watermark over everything that is finished without a hole; how many events that is.
+    fn advance(&mut self) -> usize {
+        let mut passed = 0;
         while let Some(first) = self.slots.first_entry() {
             if *first.get() != Slot::Finished || *first.key() > self.known_to {
                 break;
             }
             self.cursor.through = first.remove_entry().0;
+            passed += 1;
         }
+        passed
     }
 
     fn count(&mut self, verdict: &Verdict) {
@@ -514,7 +531,7 @@ impl Outbox {
                 .boottime_ns
                 .saturating_add(wait_ms.saturating_mul(NS_PER_MS)),
             failures,
-            reason: bounded(&reason),
+            reason: bounded(&reason, TEXT_BYTES_MAX),
         };
     }
 
@@ -542,14 +559,14 @@ fn dead_letter(sink: &str, event: EventRecord, verdict: Verdict) -> Option<DeadL
         sink: sink.to_owned(),
         event,
         status: status.to_owned(),
-        reason: bounded(&reason),
-        kept,
+        reason: bounded(&reason, TEXT_BYTES_MAX),
+        kept: kept.map(|kept| bounded(&kept, KEPT_BYTES_MAX)),
     })
 }
 
-/// At most [`TEXT_BYTES_MAX`] bytes of a text that came from outside.
-fn bounded(text: &str) -> String {
-    let mut end = text.len().min(TEXT_BYTES_MAX);
+/// At most so many bytes of a text that came from outside.
+fn bounded(text: &str, bytes_max: usize) -> String {
+    let mut end = text.len().min(bytes_max);
     while !text.is_char_boundary(end) {
         end -= 1;
     }

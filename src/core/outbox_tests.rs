@@ -302,6 +302,17 @@ fn a_stopped_sink_is_left_alone_until_somebody_resumes_it() {
     assert!(outbox.next_batch(&at(1_000_000), &log).is_some());
 }
 
+#[test]
+fn texts_from_outside_are_bounded_and_cut_between_characters() {
+    let verdict = Verdict::Conflict {
+        reason: "語".repeat(1_000),
+        kept: Some("語".repeat(100_000)),
+    };
+    let letter = dead_letter("mes", event(9).1, verdict).unwrap();
+    assert_eq!(letter.reason.len(), TEXT_BYTES_MAX / 3 * 3);
+    assert_eq!(letter.kept.unwrap().len(), KEPT_BYTES_MAX / 3 * 3);
+}
+
 // covers: FWD-06
 #[test]
 fn a_dead_letter_sent_again_is_settled_only_if_the_sink_holds_the_event() {
@@ -358,6 +369,28 @@ fn a_smaller_window_after_a_restart_cannot_starve_what_is_open() {
     }
     assert_eq!(outbox.through(), place(20));
     assert!(outbox.cursor().sparse.is_empty());
+}
+
+#[test]
+fn finished_events_that_the_journal_dropped_still_count_after_a_restart() {
+    let mut log = log_of(1..=9);
+    let cursor = CursorRecord {
+        sparse: vec![place(2), place(3)],
+        ..CursorRecord::default()
+    };
+    log.retain(|(position, _)| ![place(2), place(3)].contains(position));
+    let config = OutboxConfig {
+        window_events_max: 3,
+        ..OutboxConfig::default()
+    };
+    let mut outbox = Outbox::new(cursor, config, 1);
+    let batch = outbox.next_batch(&at(0), &log).unwrap();
+    assert_eq!(positions(&batch), [place(1)]);
+    let answers = batch.pair(vec![Verdict::Accepted]);
+    outbox.answered(&at(0), batch, answers);
+    assert_eq!(outbox.through(), place(3));
+    let batch = outbox.next_batch(&at(0), &log).unwrap();
+    assert_eq!(positions(&batch), [place(4), place(5), place(6)]);
 }
 
 // covers: F111

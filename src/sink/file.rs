@@ -163,6 +163,7 @@ impl FileSink {
         let file = OpenOptions::new().read(true).append(true).open(&path)?;
         if let Some((of, bytes)) = self.cut_to
             && of == n
+            && file.metadata()?.len() > bytes
         {
             file.set_len(bytes)?;
         }
@@ -347,15 +348,26 @@ impl FileSink {
             }
         }
         if self.open.is_none() {
-            self.files = list(&self.config.dir)?;
-            self.unread.retain(|n| self.files.contains(n));
-            self.open_newest()?;
+            self.reopen()?;
         }
         let limit = self.config.file_bytes_max.max(FILE_BYTES_MIN);
         match &self.open {
             Some(open) if open.bytes == 0 || open.bytes + bytes <= limit => Ok(()),
             _ => self.begin_next(),
         }
+    }
+
+    /// Reads the directory again, which may have been taken away and made anew meanwhile.
+    fn reopen(&mut self) -> io::Result<()> {
+        let (ours, found) = (self.dir.metadata()?, self.config.dir.metadata()?);
+        self.files = list(&self.config.dir)?;
+        self.unread.retain(|n| self.files.contains(n));
+        if (ours.dev(), ours.ino()) != (found.dev(), found.ino()) {
+            let in_use = || io::Error::other("in use by another process");
+            self.dir = lock_dir(&self.config.dir)?.ok_or_else(in_use)?;
+            self.unread = self.files.clone();
+        }
+        self.open_newest()
     }
 
     /// Begins the next file; deletes the oldest if `keep` says so.

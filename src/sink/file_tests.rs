@@ -138,6 +138,23 @@ fn damage_among_whole_lines_is_left_for_a_person_and_not_cut() {
     );
 }
 
+#[test]
+fn a_directory_that_is_taken_away_is_waited_for_and_used_again() {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("events");
+    let mut sink = FileSink::open(FileSinkConfig::new(&path)).unwrap();
+    sink.deliver(&events(1..=1));
+    std::fs::remove_dir_all(&path).unwrap();
+    let verdicts = sink.deliver(&events(2..=2));
+    assert!(matches!(verdicts[0], Verdict::Retry { .. }), "{verdicts:?}");
+    assert!(!path.exists(), "nothing is written where the directory was");
+    std::fs::create_dir(&path).unwrap();
+    assert_eq!(sink.deliver(&events(2..=2)), vec![Verdict::Accepted]);
+    assert_eq!(sequences(&path), [2]);
+    let second = FileSink::open(FileSinkConfig::new(&path));
+    assert!(matches!(second, Err(FileSinkError::InUse { .. })));
+}
+
 // covers: FWD-02
 #[test]
 fn another_content_under_a_written_key_is_a_conflict_that_shows_both() {
