@@ -150,7 +150,9 @@ fn misfit(arg: &ArgValue, data_type: DataType) -> String {
 pub fn equals(sent: &ArgValue, read: &Value) -> bool {
     match (sent, read) {
         (ArgValue::Bool(a), Value::Bool(b)) => a == b,
-        (ArgValue::Number(a), Value::Int(b)) => Decimal::try_from(*b).is_ok_and(|b| *a == b),
+        (ArgValue::Number(a), Value::Int(b)) => {
+            Decimal::try_from_i128_with_scale(*b, 0).is_ok_and(|b| *a == b)
+        }
         (ArgValue::Number(a), Value::Float(b)) => a
             .to_f64()
             .is_some_and(|a| a == *b || (a as f32) == (*b as f32)),

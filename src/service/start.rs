@@ -520,7 +520,7 @@ impl Service {
         let gone: Vec<String> = self
             .running
             .values()
-            .filter(|running| !specs.iter().any(|spec| *spec == running.spec))
+            .filter(|running| !specs.contains(&running.spec))
             .map(|running| running.spec.name.clone())
             .collect();
         // The old connection is closed before anything is decided by the new file (F141).

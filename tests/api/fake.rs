@@ -114,6 +114,7 @@ fn row(name: &str, class: Class) -> Row {
         queueable: true,
         ttl_ms: 10_000,
         max_queued: 1,
+        stop: false,
         replace: ReplaceRule::SameOperator,
         precondition: true,
         on_restart: OnRestart::Hold,
