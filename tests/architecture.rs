@@ -16,7 +16,7 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     ("plc", &["core", "failpoint"]),
     ("sink", &["core", "failpoint"]),
     ("api", &["core"]),
-    ("config", &["core"]),
+    ("config", &["core", "board"]),
     ("board", &["core"]),
     ("simulator", &["core"]),
     ("receiver", &["core"]),
@@ -33,12 +33,23 @@ const MAY_CALL: &[(&str, &[&str])] = &[
             "api",
             "config",
             "board",
-            "simulator",
             "receiver",
+        ],
+    ),
+    // The binary.
+    ("main", &["local", "cli"]),
+    (
+        "local",
+        &[
+            "core",
+            "journal",
+            "config",
+            "service",
+            "simulator",
+            "api",
             "cli",
         ],
     ),
-    ("main", &["service", "cli", "core"]),
     ("lib", &[]),
 ];
 
