@@ -62,7 +62,7 @@ impl Clock {
 }
 
 /// Clocks that a test moves: `HOLDFAST_TEST_CLOCK` names a file with lines `boot_ms`, `wall_ms` (added to the
-/// real ones), `boot_id`, `trusted`.
+/// real ones), `boot_ns` (where the boot clock stands still), `boot_id`, `trusted`.
 #[cfg(feature = "test-hooks")]
 pub(super) mod hooks {
     use super::{BootId, Now};
@@ -82,6 +82,7 @@ pub(super) mod hooks {
                     let ns = value.parse::<i64>().unwrap_or(0).saturating_mul(1_000_000);
                     now.boottime_ns = now.boottime_ns.saturating_add_signed(ns);
                 }
+                "boot_ns" => now.boottime_ns = value.parse().unwrap_or(now.boottime_ns),
                 "wall_ms" => now.wall_us += value.parse::<i64>().unwrap_or(0) * 1000,
                 "boot_id" => now.boot_id = BootId::parse(value).unwrap_or(now.boot_id),
                 "trusted" => now.wall_trusted = value == "true",

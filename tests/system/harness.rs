@@ -3,7 +3,8 @@
 //! Never: read an effect from the gateway's own log; sleep where a condition can be waited for.
 #![allow(dead_code, reason = "each part of the suite uses some of it")]
 
-use holdfast::cli::client::Client;
+use holdfast::cli::client::{Client, Raw};
+use holdfast::cli::exit::Failure;
 use holdfast::simulator::{Device, Place, Simulator, SimulatorSpec};
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
@@ -35,6 +36,7 @@ pub(crate) struct TestClock {
     path: PathBuf,
     pub(crate) boot_ms: i64,
     pub(crate) wall_ms: i64,
+    stands_at_ns: Option<i64>,
     pub(crate) boot_id: Option<String>,
     pub(crate) trusted: Option<bool>,
 }
@@ -45,6 +47,7 @@ impl TestClock {
             path,
             boot_ms: 0,
             wall_ms: 0,
+            stands_at_ns: None,
             boot_id: None,
             trusted: Some(true),
         };
@@ -57,6 +60,24 @@ impl TestClock {
         self.wall_ms += ms;
         self.write();
     }
+    /// What the gateway's boot clock reads, in nanoseconds.
+    pub(crate) fn boot_ns(&self) -> i64 {
+        self.stands_at_ns
+            .unwrap_or_else(|| real_boot_ns() + self.boot_ms * 1_000_000)
+    }
+    /// The boot clock stands still at this reading until it is moved or let go; the wall clock moved as far.
+    pub(crate) fn stand_at(&mut self, boot_ns: i64) {
+        self.wall_ms += (boot_ns - self.boot_ns()) / 1_000_000;
+        self.stands_at_ns = Some(boot_ns);
+        self.write();
+    }
+    /// The boot clock runs on from where it stands.
+    pub(crate) fn run_on(&mut self) {
+        if let Some(boot_ns) = self.stands_at_ns.take() {
+            self.boot_ms = (boot_ns - real_boot_ns()) / 1_000_000 + 1;
+            self.write();
+        }
+    }
     /// The wall clock is stepped; the boot clock is not.
     pub(crate) fn step_wall(&mut self, ms: i64) {
         self.wall_ms += ms;
@@ -64,14 +85,17 @@ impl TestClock {
     }
     /// The computer boots anew: another boot id, the boot clock near its beginning.
     pub(crate) fn reboot(&mut self, trusted: bool) {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        self.boot_ms = 5_000 - now.tv_sec * 1000;
+        self.stands_at_ns = None;
+        self.boot_ms = 5_000 - real_boot_ns() / 1_000_000;
         self.boot_id = Some("00000000-0000-4000-8000-00000000000b".into());
         self.trusted = Some(trusted);
         self.write();
     }
     fn write(&self) {
         let mut text = format!("boot_ms={}\nwall_ms={}\n", self.boot_ms, self.wall_ms);
+        if let Some(boot_ns) = self.stands_at_ns {
+            text += &format!("boot_ns={boot_ns}\n");
+        }
         if let Some(id) = &self.boot_id {
             text += &format!("boot_id={id}\n");
         }
@@ -82,6 +106,11 @@ impl TestClock {
         std::fs::write(&fresh, text).unwrap();
         std::fs::rename(&fresh, &self.path).unwrap();
     }
+}
+
+fn real_boot_ns() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
 /// The press of the articles: mailbox, interlock, version, identity, and a command of each class.
@@ -354,23 +383,21 @@ impl Rig {
     }
 
     pub(crate) async fn get(&self, path: &str) -> (u16, Json) {
-        let raw = self
-            .client
-            .get(path)
-            .await
-            .unwrap_or_else(|e| panic!("{path}: {e:?}\n{}", self.log()));
-        (
-            raw.status,
-            serde_json::from_str(&raw.text).unwrap_or(Json::Null),
-        )
+        self.answered(path, self.client.get(path).await)
     }
     pub(crate) async fn post(&self, path: &str, body: Json) -> (u16, Json) {
         let raw = self.client.post(path, body.to_string(), 30_000).await;
-        let raw = raw.unwrap_or_else(|e| panic!("{path}: {e:?}\n{}", self.log()));
-        (
-            raw.status,
-            serde_json::from_str(&raw.text).unwrap_or(Json::Null),
-        )
+        self.answered(path, raw)
+    }
+    fn answered(&self, path: &str, answer: Result<Raw, Failure>) -> (u16, Json) {
+        match answer {
+            Ok(raw) => {
+                let json = serde_json::from_str(&raw.text).unwrap_or(Json::Null);
+                (raw.status, json)
+            }
+            Err(Failure::Problem { status, body }) => (status, body),
+            Err(other) => panic!("{path}: {other:?}\n{}", self.log()),
+        }
     }
 
     /// The wall clock of the gateway under test, as `issued_at`.

@@ -1,4 +1,6 @@
 //! The real binary over real links: one process a gateway, effects counted at the device.
 
+mod acceptance_c;
 mod harness;
+mod scene_c;
 mod smoke;

@@ -1,0 +1,398 @@
+//! Owns: rows C13 to C18 of the acceptance: doubts, cancellations, many machines at once, and the report of it all.
+//! May call: the harness, the scene.
+//! Never: count an effect anywhere but at the device.
+
+use super::harness::{PRESS, PRESS_SIM, Rig};
+use super::scene_c::{report, row};
+use holdfast::simulator::{Act, Fault, Matching, Simulator, SimulatorSpec, Span};
+use serde_json::{Value as Json, json};
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// Widest line that any output may have.
+const COLUMNS_MAX: usize = 80;
+
+/// The press with a reply timeout that leaves time to act while one is under way.
+fn patient_press() -> String {
+    PRESS.replace("timeout = \"300ms\"", "timeout = \"5s\"")
+}
+
+/// Sends a command whose reply is lost, and then loses the link.
+async fn lose_reply_then_link(rig: &mut Rig, request: &Json, fault: Fault) {
+    let writes = |rig: &Rig| {
+        let requests = rig.device.requests();
+        requests.iter().filter(|seen| seen.fault.is_some()).count()
+    };
+    let before = writes(rig);
+    rig.device.push_fault(fault);
+    let (status, operation) = rig.submit(request).await;
+    assert_eq!(status, 201, "{operation}");
+    rig.until("the request reaches the device", async |rig| {
+        writes(rig) == before + 1
+    })
+    .await;
+    rig.cut().await;
+    let id = request["operation_id"].as_str().unwrap();
+    let operation = rig.until_state(id, "outcome_unknown").await;
+    assert_eq!(operation["family"], "in_doubt");
+}
+
+fn attempts(operation: &Json) -> usize {
+    operation["attempts"].as_array().unwrap().len()
+}
+
+// covers: C13, VER-03, SEND-02
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c13_a_lost_reply_is_verified_on_return_and_never_resent() {
+    for done in [true, false] {
+        let mut rig = Rig::with(&patient_press(), PRESS_SIM).await;
+        rig.start_up().await;
+        let act = if done { Act::DropReply } else { Act::Drop };
+        let eject = rig.request("EJECT", "eject_one", json!({}));
+        lose_reply_then_link(&mut rig, &eject, Fault::next(Matching::Commit, act)).await;
+        rig.restore().await;
+        let state = if done { "completed" } else { "not_executed" };
+        let settled = rig.until_state("EJECT", state).await;
+        assert_eq!(settled["evidence"]["method"], "mailbox", "{settled}");
+        assert_eq!(attempts(&settled), 1, "{settled}");
+        assert_eq!(rig.device.holding(200), u16::from(done));
+        // The mailbox is free again, and the next one is its own.
+        let next = rig.request("NEXT", "eject_one", json!({}));
+        let (_, next) = rig.submit_wait(&next).await;
+        assert_eq!(next["state"], "completed", "{next}");
+        assert_eq!(rig.device.holding(200), u16::from(done) + 1);
+    }
+}
+
+// covers: C14, VER-02
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c14_a_readback_is_a_finding_and_no_proof() {
+    for done in [true, false] {
+        let mut rig = Rig::with(&patient_press(), PRESS_SIM).await;
+        rig.start_up().await;
+        let act = if done { Act::DropReply } else { Act::Drop };
+        let set = rig.set_speed("SET50", 50);
+        lose_reply_then_link(&mut rig, &set, Fault::next(Matching::Writes, act)).await;
+        rig.restore().await;
+        rig.until("the finding is recorded", async |rig| {
+            let set = rig.operation("SET50").await;
+            !set["findings"].as_array().unwrap().is_empty()
+        })
+        .await;
+        let set = rig.operation("SET50").await;
+        assert_eq!(set["state"], "outcome_unknown", "{set}");
+        let finding = &set["findings"][0];
+        assert_eq!(finding["method"], "readback", "{set}");
+        let says = finding["says"].as_str().unwrap();
+        let expected = if done { "50, as sent" } else { "0, not as sent" };
+        assert!(says.contains(expected), "{says}");
+        // Another connection, another look: the same finding, no second send.
+        rig.cut().await;
+        rig.restore().await;
+        rig.until("it is looked at again", async |rig| {
+            rig.operation("SET50").await["findings"][0]["times"] == 2
+        })
+        .await;
+        let set = rig.operation("SET50").await;
+        assert_eq!(set["state"], "outcome_unknown", "{set}");
+        assert_eq!((attempts(&set), rig.speed_writes()), (1, usize::from(done)));
+        let sends = rig.device.requests();
+        assert_eq!(sends.iter().filter(|seen| seen.is_write()).count(), 1);
+    }
+}
+
+async fn cancel(rig: &Rig, id: &str) -> (u16, Json) {
+    rig.post(&format!("/v1/operations/{id}/cancel"), json!({}))
+        .await
+}
+
+async fn cancel_is_too_late(rig: &Rig, id: &str, state: &str) {
+    let (status, problem) = cancel(rig, id).await;
+    assert_eq!(
+        (status, problem["code"].as_str(), problem["state"].as_str()),
+        (409, Some("too_late"), Some(state)),
+        "{problem}"
+    );
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(detail.contains("cannot be determined"), "{detail}");
+}
+
+// covers: C15, CAN-01, CAN-02
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c15_cancelled_is_said_only_of_what_never_left() {
+    let mut rig = Rig::with(&patient_press(), PRESS_SIM).await;
+    rig.start_up().await;
+    // Sending: done at once, its reply held back.
+    let late = Fault::next(Matching::Writes, Act::LateReply(Span::ms(1500)));
+    rig.device.set_fault(late);
+    let (status, _) = rig.submit(&rig.set_speed("SENDING", 40)).await;
+    assert_eq!(status, 201);
+    rig.until_state("SENDING", "sending").await;
+    cancel_is_too_late(&rig, "SENDING", "sending").await;
+    rig.until_state("SENDING", "completed").await;
+    assert_eq!(rig.speed_writes(), 1);
+    // Unknown.
+    let lost = Fault::next(Matching::Writes, Act::DropReply);
+    let set = rig.set_speed("UNKNOWN", 45);
+    lose_reply_then_link(&mut rig, &set, lost).await;
+    cancel_is_too_late(&rig, "UNKNOWN", "outcome_unknown").await;
+    // Queued.
+    let (_, queued) = rig.submit(&rig.set_speed("QUEUED", 50)).await;
+    assert_eq!(queued["state"], "queued", "{queued}");
+    for _ in 0..2 {
+        let (status, cancelled) = cancel(&rig, "QUEUED").await;
+        assert_eq!(status, 200, "{cancelled}");
+        assert_eq!(cancelled["cancelled"], true);
+    }
+    rig.restore().await;
+    let (_, after) = rig.submit_wait(&rig.set_speed("AFTER", 60)).await;
+    assert_eq!(after["state"], "completed", "{after}");
+    assert_eq!(rig.state("QUEUED").await, "cancelled");
+    assert_eq!(attempts(&rig.operation("QUEUED").await), 0);
+    assert_eq!(rig.state("UNKNOWN").await, "outcome_unknown");
+    assert_eq!((rig.speed_writes(), rig.device.holding(100)), (3, 60));
+}
+
+/// A machine of the fleet: one value to set, nothing polled.
+const SMALL: &str = r#"
+schema = 1
+name = "NAME"
+owner = "gw-test"
+[link]
+protocol = "modbus-tcp"
+address = "ADDRESS"
+unit = 1
+timeout = "5s"
+reconnect_min = "50ms"
+reconnect_max = "200ms"
+[gate]
+config_version = "holding:120"
+max_age = "30s"
+[[command]]
+name = "set_speed"
+class = "absolute_set"
+write = "holding:100"
+args = { speed = { type = "u16", unit = "rpm", min = 0, max = 3000 } }
+queueable = true
+ttl = "5min"
+max_queued = 4
+precondition = "config_version"
+completion = "reply"
+"#;
+const SMALL_SIM: &str = r#"
+listen = "127.0.0.1:0"
+unit = 1
+[registers.holding]
+100 = 0
+120 = 7
+"#;
+/// Machines that come back at once.
+const FLEET: usize = 200;
+/// Of those, how many have three commands waiting instead of one.
+const FLEET_BUSY: usize = 10;
+/// `[recovery] total`, sends a second.
+const FLEET_RATE: usize = 80;
+/// `[recovery] per_machine`, sends a second.
+const FLEET_RATE_EACH: u64 = 5;
+/// How much two sends may come closer than they left: one was read late by a busy computer.
+const LATE: Duration = Duration::from_millis(100);
+
+struct Fleet {
+    rig: Rig,
+    machines: Vec<(String, Simulator)>,
+}
+
+impl Fleet {
+    async fn new() -> Self {
+        let mut rig = Rig::new().await;
+        let mut machines = Vec::new();
+        for n in 0..FLEET {
+            let name = format!("m{n:03}");
+            let spec = SimulatorSpec::from_toml(SMALL_SIM).unwrap();
+            let simulator = Simulator::start(spec).await.unwrap();
+            let text = SMALL
+                .replace("NAME", &name)
+                .replace("ADDRESS", &simulator.address().to_string());
+            std::fs::write(rig.path().join(format!("{name}.toml")), text).unwrap();
+            machines.push((name, simulator));
+        }
+        let files: Vec<String> = machines
+            .iter()
+            .map(|(name, _)| format!("\"{name}.toml\""))
+            .collect();
+        let files = format!("machines = [{}]", files.join(", "));
+        rig.gateway_toml = rig
+            .gateway_toml
+            .replace("machines = [\"press-1.toml\"]", &files)
+            .replace("\"50/s\"", &format!("\"{FLEET_RATE_EACH}/s\""))
+            .replace("\"200/s\"", &format!("\"{FLEET_RATE}/s\""));
+        Self { rig, machines }
+    }
+
+    async fn until_all(&mut self, wanted: &'static [&'static str]) {
+        let what = format!("all links are {wanted:?}");
+        self.rig
+            .until(&what, async |rig| {
+                let (_, status) = rig.get("/v1/status").await;
+                let machines = status["machines"].as_array().cloned().unwrap_or_default();
+                machines.len() == FLEET
+                    && machines.iter().all(|machine| {
+                        wanted.contains(&machine["link"]["state"].as_str().unwrap_or_default())
+                    })
+            })
+            .await;
+    }
+
+    /// Three commands each for the first few, one for the others; `m000-0` and so on.
+    async fn submit_all(&self) -> usize {
+        let mut asked = JoinSet::new();
+        let mut count = 0;
+        for (n, (name, _)) in self.machines.iter().enumerate() {
+            let client = self.rig.client.clone();
+            let own: usize = if n < FLEET_BUSY { 3 } else { 1 };
+            count += own;
+            let requests: Vec<Json> = (0..own)
+                .map(|k| {
+                    json!({ "operation_id": format!("{name}-{k}"), "machine": name,
+                        "command": "set_speed", "args": { "speed": 10 + k },
+                        "issued_at": self.rig.now(), "expected_config_version": 7 })
+                })
+                .collect();
+            if asked.len() >= 40 {
+                asked.join_next().await.unwrap().unwrap();
+            }
+            asked.spawn(async move {
+                for request in requests {
+                    let raw = client.post("/v1/operations", request.to_string(), 30_000);
+                    assert_eq!(raw.await.unwrap().status, 201);
+                }
+            });
+        }
+        while let Some(done) = asked.join_next().await {
+            done.unwrap();
+        }
+        count
+    }
+
+    /// When each effect happened, over all devices, in order.
+    fn effects(&self) -> Vec<Instant> {
+        let mut moments: Vec<Instant> = self
+            .machines
+            .iter()
+            .flat_map(|(_, simulator)| {
+                let device = simulator.device();
+                let started = device.started();
+                device.ledger().into_iter().map(move |e| started + e.at)
+            })
+            .collect();
+        moments.sort();
+        moments
+    }
+}
+
+// covers: C16, POL-08
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c16_two_hundred_machines_come_back_at_the_pace_that_is_configured() {
+    let mut fleet = Fleet::new().await;
+    fleet.rig.start().await;
+    fleet.until_all(&["up"]).await;
+    for (_, simulator) in &fleet.machines {
+        simulator.device().close_connections();
+        simulator.device().cut();
+    }
+    // Nothing is polled: what ends the connections is the next look at the gate.
+    fleet.rig.clock.pass(16_000);
+    fleet.until_all(&["down", "connecting"]).await;
+    let count = fleet.submit_all().await;
+    assert!(fleet.effects().is_empty());
+    for (_, simulator) in &fleet.machines {
+        simulator.device().restore();
+    }
+    fleet.rig.until("every command had its effect", async |_| fleet_done(&fleet.machines, count)).await;
+    let moments = fleet.effects();
+    assert_eq!(moments.len(), count);
+    // In no second more than the limit; the whole took at least what the limit says.
+    let spacing = Duration::from_secs(1) / FLEET_RATE as u32;
+    for (n, from) in moments.iter().enumerate() {
+        let ahead = moments.get(n + FLEET_RATE + 1).map(|to| *to - *from);
+        assert!(
+            ahead.is_none_or(|gap| gap + LATE >= Duration::from_secs(1)),
+            "{} sends within {ahead:?}",
+            FLEET_RATE + 1
+        );
+    }
+    let whole = *moments.last().unwrap() - moments[0];
+    assert!(whole + LATE >= spacing * (count as u32 - 1), "{whole:?}");
+    // Order within a machine, and its own pace.
+    for (name, simulator) in fleet.machines.iter().take(FLEET_BUSY) {
+        let ledger = simulator.device().ledger();
+        let words: Vec<String> = ledger.iter().map(|e| format!("{:?}", e.cause)).collect();
+        for (k, cause) in words.iter().enumerate() {
+            assert!(cause.contains(&format!("words: [{}]", 10 + k)), "{name}: {words:?}");
+        }
+        for pair in ledger.windows(2) {
+            let gap = pair[1].at - pair[0].at + LATE;
+            assert!(gap >= Duration::from_secs(1) / FLEET_RATE_EACH as u32, "{gap:?}");
+        }
+    }
+    // Jitter: the gaps between sends are not all alike.
+    let report = report(&fleet.rig).await;
+    assert_eq!(report.len(), count);
+    let mut begun: Vec<i64> = Vec::new();
+    for (name, _) in &fleet.machines {
+        let first = fleet.rig.operation(&format!("{name}-0")).await;
+        begun.push(super::scene_c::entered_ns(&first, "sending"));
+    }
+    begun.sort_unstable();
+    let gaps: BTreeSet<i64> = begun.windows(2).map(|w| (w[1] - w[0]) / 1_000_000).collect();
+    let least = spacing.as_millis() as i64;
+    assert!(gaps.first().is_some_and(|gap| *gap >= least), "{gaps:?}");
+    assert!(gaps.iter().filter(|gap| **gap < least * 2).count() >= 3, "{gaps:?}");
+}
+
+fn fleet_done(machines: &[(String, Simulator)], count: usize) -> bool {
+    let effects = machines.iter().map(|(_, simulator)| simulator.device().effects());
+    effects.sum::<usize>() >= count
+}
+
+// covers: C17, SEND-03
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c17_a_write_that_was_partly_handed_over_is_unknown_with_its_bytes() {
+    let mut rig = Rig::new().await;
+    rig.env("HOLDFAST_BREAK_WRITE", "7");
+    rig.start_up().await;
+    let (status, _) = rig.submit(&rig.set_speed("SET50", 50)).await;
+    assert_eq!(status, 201);
+    let set = rig.until_state("SET50", "outcome_unknown").await;
+    let attempt = &set["attempts"][0];
+    assert_eq!(attempt["outcome"], "partly_sent", "{set}");
+    assert_eq!(attempt["bytes_sent"], 7, "{set}");
+    let total = attempt["bytes_total"].as_u64().unwrap();
+    assert!(total > 7, "{set}");
+    let reason = set["reason"].as_str().unwrap();
+    assert!(reason.contains(&format!("7 of {total} bytes")), "{reason}");
+    // The link comes back by itself; what was looked at then proves nothing, and nothing is resent.
+    rig.until("the readback is on record", async |rig| {
+        rig.operation("SET50").await["findings"][0]["method"] == "readback"
+    })
+    .await;
+    rig.until_link("up").await;
+    let set = rig.operation("SET50").await;
+    assert_eq!((set["state"].as_str(), attempts(&set)), (Some("outcome_unknown"), 1));
+    assert!(rig.device.connections() >= 2);
+    assert!(rig.device.requests().iter().all(|seen| !seen.is_write()));
+    assert_eq!(rig.device.effects(), 0);
+}
+
+/// Runs the command line; its lines fit.
+fn cli(rig: &Rig, args: &[&str]) -> String {
+    let output = rig.command(args).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {text}\n{said}");
+    for line in text.lines() {
+        assert!(line.chars().count() <= COLUMNS_MAX, "{args:?}: {line:?}");
+    }
+    text
+}
