@@ -359,7 +359,8 @@ mod hooks {
     pub(super) fn break_after(request: &[u8], sent: usize) -> Option<usize> {
         static WANTED: OnceLock<Option<usize>> = OnceLock::new();
         static BROKEN: AtomicBool = AtomicBool::new(false);
-        let wanted = WANTED.get_or_init(|| std::env::var("HOLDFAST_BREAK_WRITE").ok()?.parse().ok());
+        let wanted =
+            WANTED.get_or_init(|| std::env::var("HOLDFAST_BREAK_WRITE").ok()?.parse().ok());
         let most = (*wanted)?;
         let write = matches!(request.get(7), Some(5 | 6 | 15 | 16));
         if !write || BROKEN.load(SeqCst) {

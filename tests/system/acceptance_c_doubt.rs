@@ -42,6 +42,13 @@ fn attempts(operation: &Json) -> usize {
     operation["attempts"].as_array().unwrap().len()
 }
 
+/// What reading the written place back has found, or null.
+fn readback(operation: &Json) -> Json {
+    let findings = operation["findings"].as_array().unwrap();
+    let found = findings.iter().find(|found| found["method"] == "readback");
+    found.cloned().unwrap_or(Json::Null)
+}
+
 // covers: C13, VER-03, SEND-02
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c13_a_lost_reply_is_verified_on_return_and_never_resent() {
@@ -76,22 +83,24 @@ async fn c14_a_readback_is_a_finding_and_no_proof() {
         lose_reply_then_link(&mut rig, &set, Fault::next(Matching::Writes, act)).await;
         rig.restore().await;
         rig.until("the finding is recorded", async |rig| {
-            let set = rig.operation("SET50").await;
-            !set["findings"].as_array().unwrap().is_empty()
+            readback(&rig.operation("SET50").await).is_object()
         })
         .await;
         let set = rig.operation("SET50").await;
         assert_eq!(set["state"], "outcome_unknown", "{set}");
-        let finding = &set["findings"][0];
-        assert_eq!(finding["method"], "readback", "{set}");
+        let finding = readback(&set);
         let says = finding["says"].as_str().unwrap();
-        let expected = if done { "50, as sent" } else { "0, not as sent" };
+        let expected = if done {
+            "50, as sent"
+        } else {
+            "0, not as sent"
+        };
         assert!(says.contains(expected), "{says}");
         // Another connection, another look: the same finding, no second send.
         rig.cut().await;
         rig.restore().await;
         rig.until("it is looked at again", async |rig| {
-            rig.operation("SET50").await["findings"][0]["times"] == 2
+            readback(&rig.operation("SET50").await)["times"] == 2
         })
         .await;
         let set = rig.operation("SET50").await;
@@ -309,7 +318,12 @@ async fn c16_two_hundred_machines_come_back_at_the_pace_that_is_configured() {
     for (_, simulator) in &fleet.machines {
         simulator.device().restore();
     }
-    fleet.rig.until("every command had its effect", async |_| fleet_done(&fleet.machines, count)).await;
+    fleet
+        .rig
+        .until("every command had its effect", async |_| {
+            fleet_done(&fleet.machines, count)
+        })
+        .await;
     let moments = fleet.effects();
     assert_eq!(moments.len(), count);
     // In no second more than the limit; the whole took at least what the limit says.
@@ -329,11 +343,17 @@ async fn c16_two_hundred_machines_come_back_at_the_pace_that_is_configured() {
         let ledger = simulator.device().ledger();
         let words: Vec<String> = ledger.iter().map(|e| format!("{:?}", e.cause)).collect();
         for (k, cause) in words.iter().enumerate() {
-            assert!(cause.contains(&format!("words: [{}]", 10 + k)), "{name}: {words:?}");
+            assert!(
+                cause.contains(&format!("words: [{}]", 10 + k)),
+                "{name}: {words:?}"
+            );
         }
         for pair in ledger.windows(2) {
             let gap = pair[1].at - pair[0].at + LATE;
-            assert!(gap >= Duration::from_secs(1) / FLEET_RATE_EACH as u32, "{gap:?}");
+            assert!(
+                gap >= Duration::from_secs(1) / FLEET_RATE_EACH as u32,
+                "{gap:?}"
+            );
         }
     }
     // Jitter: the gaps between sends are not all alike.
@@ -345,14 +365,22 @@ async fn c16_two_hundred_machines_come_back_at_the_pace_that_is_configured() {
         begun.push(super::scene_c::entered_ns(&first, "sending"));
     }
     begun.sort_unstable();
-    let gaps: BTreeSet<i64> = begun.windows(2).map(|w| (w[1] - w[0]) / 1_000_000).collect();
+    let gaps: BTreeSet<i64> = begun
+        .windows(2)
+        .map(|w| (w[1] - w[0]) / 1_000_000)
+        .collect();
     let least = spacing.as_millis() as i64;
     assert!(gaps.first().is_some_and(|gap| *gap >= least), "{gaps:?}");
-    assert!(gaps.iter().filter(|gap| **gap < least * 2).count() >= 3, "{gaps:?}");
+    assert!(
+        gaps.iter().filter(|gap| **gap < least * 2).count() >= 3,
+        "{gaps:?}"
+    );
 }
 
 fn fleet_done(machines: &[(String, Simulator)], count: usize) -> bool {
-    let effects = machines.iter().map(|(_, simulator)| simulator.device().effects());
+    let effects = machines
+        .iter()
+        .map(|(_, simulator)| simulator.device().effects());
     effects.sum::<usize>() >= count
 }
 
@@ -374,12 +402,15 @@ async fn c17_a_write_that_was_partly_handed_over_is_unknown_with_its_bytes() {
     assert!(reason.contains(&format!("7 of {total} bytes")), "{reason}");
     // The link comes back by itself; what was looked at then proves nothing, and nothing is resent.
     rig.until("the readback is on record", async |rig| {
-        rig.operation("SET50").await["findings"][0]["method"] == "readback"
+        readback(&rig.operation("SET50").await).is_object()
     })
     .await;
     rig.until_link("up").await;
     let set = rig.operation("SET50").await;
-    assert_eq!((set["state"].as_str(), attempts(&set)), (Some("outcome_unknown"), 1));
+    assert_eq!(
+        (set["state"].as_str(), attempts(&set)),
+        (Some("outcome_unknown"), 1)
+    );
     assert!(rig.device.connections() >= 2);
     assert!(rig.device.requests().iter().all(|seen| !seen.is_write()));
     assert_eq!(rig.device.effects(), 0);
@@ -395,4 +426,130 @@ fn cli(rig: &Rig, args: &[&str]) -> String {
         assert!(line.chars().count() <= COLUMNS_MAX, "{args:?}: {line:?}");
     }
     text
+}
+
+/// What a mixed run leaves behind: id, command, state.
+const MIXED: [(&str, &str, &str); 13] = [
+    ("BEFORE", "set_speed", "completed"),
+    ("LOST", "set_speed", "outcome_unknown"),
+    ("READ-A", "read_status", "superseded"),
+    ("READ-B", "read_status", "completed"),
+    ("EJECT", "eject_one", "rejected"),
+    ("STOPPED", "start_cycle", "rejected"),
+    ("OLD", "set_speed", "expired"),
+    ("DROPPED", "set_speed", "cancelled"),
+    ("SET50", "set_speed", "superseded"),
+    ("SET60", "set_speed", "held"),
+    ("FULL", "set_speed", "rejected"),
+    ("AGAIN", "set_speed", "held"),
+    ("AFTER", "eject_one", "completed"),
+];
+
+async fn mixed_run() -> Rig {
+    let mut rig = Rig::with(&patient_press(), PRESS_SIM).await;
+    rig.start_up().await;
+    rig.submit_wait(&rig.set_speed("BEFORE", 30)).await;
+    let lost = Fault::next(Matching::Writes, Act::DropReply);
+    let set = rig.set_speed("LOST", 50);
+    lose_reply_then_link(&mut rig, &set, lost).await;
+    for (id, command, args) in [
+        ("READ-A", "read_status", json!({})),
+        ("READ-B", "read_status", json!({})),
+        ("EJECT", "eject_one", json!({})),
+        ("STOPPED", "start_cycle", json!({ "cycle": 2 })),
+    ] {
+        rig.submit(&rig.request(id, command, args)).await;
+    }
+    rig.submit(&rig.set_speed("OLD", 35)).await;
+    rig.clock.pass(10_000);
+    rig.until_state("OLD", "expired").await;
+    rig.submit(&rig.set_speed("DROPPED", 40)).await;
+    assert_eq!(cancel(&rig, "DROPPED").await.0, 200);
+    rig.submit(&rig.set_speed("SET50", 50)).await;
+    let mut other = rig.set_speed("SET60", 60);
+    other["replaces"] = "SET50".into();
+    rig.submit(&other).await;
+    rig.submit(&rig.set_speed("FULL", 70)).await;
+    rig.device.set_version(8);
+    rig.restore().await;
+    rig.until_state("SET60", "held").await;
+    rig.until_state("READ-B", "completed").await;
+    let body = json!({ "operation_id": "AGAIN", "reason": "the press shows the old speed" });
+    let (_, again) = rig.post("/v1/operations/LOST/reissue", body).await;
+    assert_eq!(again["operation_id"], "AGAIN", "{again}");
+    rig.until_state("AGAIN", "held").await;
+    rig.submit_wait(&rig.request("AFTER", "eject_one", json!({})))
+        .await;
+    rig
+}
+
+// covers: C18, IF-05, CMD-08
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c18_the_report_has_every_operation_once_with_all_that_decided() {
+    let rig = mixed_run().await;
+    let report = report(&rig).await;
+    assert_eq!(report.len(), MIXED.len());
+    for (id, command, state) in MIXED {
+        let (row, operation) = (row(&report, id), rig.operation(id).await);
+        assert_eq!(
+            (row["command"].as_str(), row["state"].as_str()),
+            (Some(command), Some(state)),
+            "{row}"
+        );
+        for (of_row, of_operation) in [
+            ("class", "class"),
+            ("state", "state"),
+            ("family", "family"),
+            ("ttl", "ttl"),
+            ("submitted_at", "created_at"),
+            ("disconnected_at", "disconnected_at"),
+            ("expected_config_version", "expected_config_version"),
+            ("version_found", "version_found"),
+        ] {
+            assert_eq!(row[of_row], operation[of_operation], "{id}: {of_row}");
+        }
+        let away = !["BEFORE", "LOST", "AGAIN", "AFTER"].contains(&id);
+        assert_eq!(row["disconnected_at"].is_string(), away, "{row}");
+        let sent = ["BEFORE", "LOST", "READ-B", "AFTER"].contains(&id);
+        assert_eq!(row["sent_at"].is_string(), sent, "{row}");
+        assert!(
+            row["submitted_at"].is_string() && row["ttl"].is_string(),
+            "{row}"
+        );
+    }
+    assert_eq!(row(&report, "SET60")["version_found"], 8);
+    assert_eq!(row(&report, "BEFORE")["version_found"], 7);
+    assert_eq!(row(&report, "READ-B")["superseded_count"], 1);
+    assert_eq!(row(&report, "AGAIN")["reissue_of"], "LOST");
+    assert_eq!(row(&report, "LOST")["reissued_by"], json!(["AGAIN"]));
+    assert_eq!((rig.speed_writes(), rig.device.holding(200)), (2, 1));
+    the_command_line_says_the_same(&rig);
+}
+
+fn the_command_line_says_the_same(rig: &Rig) {
+    let text = cli(rig, &["report"]);
+    let ops = cli(rig, &["ops"]);
+    for (id, command, state) in MIXED {
+        let heads = |text: &str, head: &str| text.lines().filter(|line| *line == head).count();
+        assert_eq!(heads(&text, &format!("{id}: {state}")), 1, "{id}\n{text}");
+        let listed = ops.lines().filter(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.last() == Some(&id) && words.contains(&state)
+        });
+        assert_eq!(listed.count(), 1, "{id}\n{ops}");
+        let one = cli(rig, &["op", id]);
+        assert_eq!(heads(&one, &format!("{id}: {state}")), 1, "{one}");
+        assert!(one.contains(command), "{one}");
+    }
+    assert!(
+        text.contains(&format!("{} operation(s)", MIXED.len())),
+        "{text}"
+    );
+    let json: Json = serde_json::from_str(&rig_json(rig)).unwrap();
+    assert_eq!(json["operations"].as_array().unwrap().len(), MIXED.len());
+}
+
+fn rig_json(rig: &Rig) -> String {
+    let output = rig.command(&["report", "--json"]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()
 }
