@@ -32,7 +32,7 @@ async fn c1_back_too_late_one_reading_and_nothing_else() {
 // covers: C2, POL-07
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c2_another_version_holds_it_for_a_person() {
-    let mut scene = Scene::new(FEW).await;
+    let mut scene = Scene::new(MANY).await;
     scene.rig.device.set_version(8);
     scene.back_at_ms(8_000).await;
     let set = scene.set_never_sent("held").await;
@@ -56,7 +56,7 @@ async fn c2_another_version_holds_it_for_a_person() {
 // covers: C3, POL-06
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c3_an_open_interlock_holds_it() {
-    let mut scene = Scene::new(FEW).await;
+    let mut scene = Scene::new(MANY).await;
     scene.rig.device.set_interlock(0, false);
     scene.back_at_ms(8_000).await;
     let set = scene.set_never_sent("held").await;
@@ -71,7 +71,7 @@ async fn c3_an_open_interlock_holds_it() {
 // covers: C4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c4_back_in_time_it_is_done_once_and_both_moments_are_told_apart() {
-    let mut scene = Scene::new(FEW).await;
+    let mut scene = Scene::new(MANY).await;
     scene.back_at_ms(8_000).await;
     let set = scene.set_done_once().await;
     assert_eq!(entered_ns(&set, "queued"), scene.t_ns(3_000));
@@ -110,7 +110,7 @@ async fn c5_the_edge_of_the_validity_is_one_nanosecond_wide() {
 // covers: C6, F055
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c6_another_device_gets_nothing() {
-    let mut scene = Scene::new(FEW).await;
+    let mut scene = Scene::new(MANY).await;
     scene.rig.device.set_identity(4712);
     scene.at_ms(8_000);
     scene.rig.device.restore();
@@ -135,7 +135,7 @@ async fn c6_another_device_gets_nothing() {
 // covers: C7, POL-05
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c7_the_same_operator_replaces_it() {
-    let mut scene = Scene::new(FEW).await;
+    let mut scene = Scene::new(MANY).await;
     scene.at_ms(5_000);
     let mut other = scene.rig.set_speed("SET60", 60);
     other["replaces"] = "SET50".into();
@@ -177,7 +177,7 @@ async fn c8_another_operator_cannot_replace_it() {
         "[[api.role]]\nuid = {own}\nrole = \"admin\"\n[[api.role]]\nuid = 12345\nrole = \"operator\"\n[[sink]]"
     );
     rig.gateway_toml = rig.gateway_toml.replacen("[[sink]]", &roles, 1);
-    let mut scene = Scene::of(rig, FEW).await;
+    let mut scene = Scene::of(rig, MANY).await;
     scene.at_ms(5_000);
     let args = [
         "submit",
@@ -210,7 +210,7 @@ async fn c8_another_operator_cannot_replace_it() {
 // covers: C9, POL-04
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c9_a_second_candidate_finds_the_queue_full() {
-    let mut scene = Scene::new(FEW).await;
+    let mut scene = Scene::new(MANY).await;
     scene.at_ms(5_000);
     let (status, problem) = scene.rig.submit(&scene.rig.set_speed("SET60", 60)).await;
     assert_eq!(

@@ -1,6 +1,7 @@
 //! The real binary over real links: one process a gateway, effects counted at the device.
 
 mod acceptance_c;
+mod acceptance_c16;
 mod acceptance_c_doubt;
 mod harness;
 mod scene_c;
