@@ -16,7 +16,8 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     ("plc", &["core", "failpoint"]),
     ("sink", &["core", "failpoint"]),
     ("api", &["core"]),
-    ("config", &["core"]),
+    // A board profile is merged into the configuration.
+    ("config", &["core", "board"]),
     ("board", &["core"]),
     ("simulator", &["core"]),
     ("receiver", &["core"]),
@@ -38,7 +39,22 @@ const MAY_CALL: &[(&str, &[&str])] = &[
             "cli",
         ],
     ),
-    ("main", &["service", "cli", "core"]),
+    // Commands that do their work in this process: they start what `service` and others offer.
+    (
+        "local",
+        &[
+            "core",
+            "sys",
+            "journal",
+            "api",
+            "config",
+            "board",
+            "simulator",
+            "cli",
+            "service",
+        ],
+    ),
+    ("main", &["service", "cli", "core", "local"]),
     ("lib", &[]),
 ];
 
