@@ -257,8 +257,11 @@ fn is_large(first: &[u8]) -> bool {
     first.len() >= LARGE_BYTES_MIN
 }
 
+/// They sort right before the block, as they are written.
 fn fillers(key: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
-    (0..FILLERS_COUNT).map(move |n| [key, &[0xff, n]].concat())
+    let no = <[u8; 8]>::try_from(key).map_or(0, u64::from_be_bytes);
+    let before = no.saturating_sub(1).to_be_bytes();
+    (0..FILLERS_COUNT).map(move |n| [&before[..], &[0xff, n]].concat())
 }
 
 /// Whether `value` is the first part of something, not a further one and not an empty neighbour.
