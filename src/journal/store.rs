@@ -22,6 +22,8 @@ pub const KEY_BYTES_MAX: usize = 400;
 const FILLERS_COUNT: u8 = 8;
 /// ... which is one of so many bytes.
 const LARGE_BYTES_MIN: usize = 4_096;
+/// Accesses to a large block by which a pass over the log makes the page cache evict.
+const TOUCHES_COUNT: usize = 32;
 /// What the store adds to an entry and to a leaf, generously.
 const ENTRY_EXTRA_BYTES: usize = 32;
 
@@ -251,6 +253,17 @@ pub(super) fn remove_block(log: &sled::Tree, key: &[u8]) -> Result<i64, StoreErr
         }
     }
     remove(log, key)
+}
+
+/// Lets the page cache notice that it is over its limit while the log is read from end to end: it counts
+/// accesses in batches, per shard, and a pass over few large pages would never complete one.
+pub(super) fn touch(log: &sled::Tree, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
+    if is_large(value) {
+        for _ in 0..TOUCHES_COUNT {
+            log.contains_key(key)?;
+        }
+    }
+    Ok(())
 }
 
 fn is_large(first: &[u8]) -> bool {
