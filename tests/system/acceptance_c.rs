@@ -254,6 +254,7 @@ async fn c11_a_reboot_is_judged_by_trusted_wall_time_or_by_the_row() {
     assert_ne!(expire, PRESS);
     for (row, trusted, off_ms, state) in [
         (PRESS, true, 0, "completed"),
+        (PRESS, true, 0, "expired"),
         (PRESS, true, 9_000, "expired"),
         (PRESS, false, 0, "held"),
         (expire.as_str(), false, 0, "expired"),
@@ -263,18 +264,24 @@ async fn c11_a_reboot_is_judged_by_trusted_wall_time_or_by_the_row() {
         scene.at_ms(5_000);
         scene.rig.kill();
         scene.rig.clock.step_wall(off_ms);
-        scene.rig.clock.reboot(trusted);
+        scene.reboot_at_5(trusted);
         scene.rig.start().await;
         if state == "completed" {
-            scene.rig.clock.pass(3_000);
-            scene.rig.restore().await;
+            scene.back_at_ms(8_000).await;
             scene.set_done_once().await;
             continue;
+        }
+        if trusted && off_ms == 0 {
+            // At least the 5 s of this boot have gone of the 10 s: 5 s are left, and no more.
+            scene.at_ms(9_990);
+            assert_eq!(scene.rig.state("SET50").await, "queued");
+            scene.at_ms(10_000);
         }
         let set = scene.set_never_sent(state).await;
         if state == "held" {
             assert_eq!(set["code"], "validity_unprovable", "{set}");
         }
+        scene.at_ms(11_000);
         scene.rig.restore().await;
         // Whatever was to go with the link's return has gone before this.
         let later = scene.rig.request("LATER", "read_status", json!({}));

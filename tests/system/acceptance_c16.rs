@@ -50,9 +50,9 @@ const FLEET_BUSY: usize = 10;
 /// `[recovery] total`, sends a second.
 const FLEET_RATE: usize = 80;
 /// `[recovery] per_machine`, sends a second.
-const FLEET_RATE_EACH: u64 = 5;
+const FLEET_RATE_EACH: u64 = 1;
 /// How much two sends may come closer than they left: one was read late by a busy computer.
-const LATE: Duration = Duration::from_millis(100);
+const LATE: Duration = Duration::from_millis(400);
 
 struct Fleet {
     rig: Rig,

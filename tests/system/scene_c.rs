@@ -65,11 +65,21 @@ impl Scene {
         self.at_ns(t_ms * 1_000_000);
     }
 
-    /// The link comes back at t, and the clock runs on from there.
+    /// The link comes back at t. What waited goes out at the pace of the recovery, of which the clock is moved
+    /// along: at most 20 ms to the reading, 30 ms more to the command.
     pub(crate) async fn back_at_ms(&mut self, t_ms: i64) {
         self.at_ms(t_ms);
         self.rig.restore().await;
-        self.rig.clock.run_on();
+        self.at_ms(t_ms + 20);
+        self.one_fresh_reading().await;
+        self.at_ms(t_ms + 60);
+    }
+
+    /// Another boot at t=5, whose clock stands as well.
+    pub(crate) fn reboot_at_5(&mut self, trusted: bool) {
+        self.rig.clock.reboot(trusted);
+        self.t0_ns = self.rig.clock.boot_ns() - 5_000_000_000;
+        self.at_ms(5_000);
     }
 
     async fn ask_readings(&self) {
