@@ -12,6 +12,8 @@ use std::io::Write as _;
 pub enum Exit {
     /// Done, or completed.
     Done = 0,
+    /// The demo did not go as it must.
+    Mismatch = 1,
     /// The request cannot be taken as it is.
     Usage = 2,
     /// Rejected, expired, cancelled, held, superseded.
