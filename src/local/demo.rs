@@ -10,7 +10,7 @@ use super::logging;
 use super::run::{BOARDS_DIR, runtime};
 use holdfast::cli::exit::{Exit, Failure};
 use holdfast::cli::{DemoArgs, Global};
-use holdfast::service;
+use holdfast::service::{self, RunError};
 use log::LevelFilter;
 use narrator::Narrator;
 use stage::{Place, Stage};
@@ -27,14 +27,32 @@ pub(super) enum Broken {
     #[error("{0}")]
     Place(String),
     /// The interface.
-    #[error("the gateway did not answer as it should: {0:?}")]
+    #[error("the gateway did not answer as it should: {}", told(.0))]
     Interface(Failure),
     /// Something waited for did not come.
     #[error("waited {0} s in vain: {1}")]
     InVain(u64, String),
     /// The gateway ended.
-    #[error("the gateway ended before the play did{0}")]
+    #[error("the gateway ended: {0}")]
     Ended(String),
+    /// Somebody interrupted it.
+    #[error("interrupted; nothing was judged")]
+    Interrupted,
+}
+
+fn told(failure: &Failure) -> String {
+    match failure {
+        Failure::Problem { status, body } => format!("{status} {body}"),
+        Failure::NotReachable(why) | Failure::NotPermitted(why) | Failure::Usage(why) => {
+            why.clone()
+        }
+    }
+}
+
+impl From<RunError> for Broken {
+    fn from(error: RunError) -> Self {
+        Self::Ended(error.to_string())
+    }
 }
 
 impl From<Failure> for Broken {
@@ -64,7 +82,9 @@ pub(crate) fn demo(_global: &Global, args: &DemoArgs) -> Exit {
         }
         Err(error) => {
             eprintln!("holdfast demo: {error}");
-            place.keep();
+            if !matches!(error, Broken::Interrupted) {
+                place.keep();
+            }
             Exit::Mismatch
         }
     }
@@ -83,8 +103,7 @@ async fn perform(place: &Place, once: bool) -> Result<usize, Broken> {
     let mut gateway = std::pin::pin!(service::run(&config, boards, Some(stopped)));
     let played = tokio::select! {
         ended = &mut gateway => {
-            let why = ended.err().map(|error| format!(": {error}")).unwrap_or_default();
-            return Err(Broken::Ended(why));
+            return Err(ended.map_or_else(Broken::from, |()| Broken::Interrupted));
         }
         played = play::play(place, &stage, &mut narrator) => played,
     };
@@ -103,13 +122,6 @@ async fn perform(place: &Place, once: bool) -> Result<usize, Broken> {
         narrator.invite(place);
     }
     // Until interrupted, unless it was told to stop.
-    let ended = if once {
-        let limit = Duration::from_millis(STOP_MS_MAX);
-        let late = |_| Broken::InVain(STOP_MS_MAX / 1000, "the gateway's stop".into());
-        tokio::time::timeout(limit, gateway).await.map_err(late)?
-    } else {
-        gateway.await
-    };
-    ended.map_err(|error| Broken::Ended(format!(": {error}")))?;
+    gateway.await?;
     Ok(wrong)
 }
