@@ -115,9 +115,9 @@ fn show_facts(operation: &OperationView, out: &mut Out) {
     if let Some(expected) = operation.expected_config_version {
         let found = operation
             .version_found
-            .map_or("not read yet".into(), |v| v.to_string());
+            .map_or("not read yet".into(), |v| format!("found {v}"));
         out.line(&format!(
-            "  configuration version expected {expected}, found {found}"
+            "  configuration version: expected {expected}, {found}"
         ));
     }
     if let Some(id) = &operation.result_id {
