@@ -126,8 +126,10 @@ impl Play<'_> {
         let answer = self.submit(&request).await?;
         let operation = &answer.operation;
         let told = format!(
-            "EJECT-1, \"eject one part\", for press-1. The answer, at once: {}: {}.",
-            operation.state, operation.reason
+            "EJECT-1, \"eject one part\", for press-1. The answer, at once: {} ({}): {}.",
+            operation.state,
+            code(operation),
+            operation.reason
         );
         self.teller.say(tone(&operation.state), &told);
         let found = format!("{} {}", operation.state, code(operation));
@@ -257,7 +259,7 @@ impl Play<'_> {
         let set = self.operation("SET-1").await?;
         let (writes, pieces) = (device.effects_of_register(SPEED), ejected(&self.stage.long));
         let told = format!(
-            "SET-1 stays {}. press-1 counts {writes} writes of its speed and {pieces} parts ejected: what was too late or refused never left the gateway.",
+            "SET-1 is {}. press-1 counts {writes} writes of its speed and {pieces} parts ejected: what was too late, and what was refused.",
             set.state
         );
         self.say(&told);
@@ -293,10 +295,13 @@ impl Play<'_> {
         let evidence = evidence.as_str().unwrap_or("none");
         let pieces = ejected(press);
         let told = format!(
-            "The evidence: {evidence}, the PLC's own record of requests. It was not sent again; the PLC counts {pieces} part ejected."
+            "The evidence is the {evidence}'s, the PLC's own record of requests. Sent: {} time. The PLC counts {pieces} part ejected.",
+            done.attempts.len()
         );
         self.say(&told);
         self.teller.expect("OP7, evidence", "mailbox", evidence);
+        self.teller
+            .expect("OP7, times it was sent", 1, done.attempts.len());
         self.teller.expect("OP7, effects at press-1", 1, pieces);
         self.teller
             .expect("good pieces at press-1", 1, press.device.holding(PIECES));
@@ -309,13 +314,18 @@ impl Play<'_> {
             .unwrap_or_else(|| "none, again".into());
         let pieces = ejected(press);
         let told = format!(
-            "OP7 is submitted once more, as a caller does that lost the answer: {}, {}, result {second}, as before. The PLC counts {pieces} part ejected.",
+            "OP7 is submitted once more, as a caller does that lost the answer: {}, {}, result {second} ({}). The PLC counts {pieces} part ejected.",
             if again.replayed {
                 "known already"
             } else {
                 "NEW"
             },
             again.operation.state,
+            if first == second {
+                "as before"
+            } else {
+                "ANOTHER"
+            },
         );
         self.teller.say(tone(&again.operation.state), &told);
         self.teller
