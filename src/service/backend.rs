@@ -580,10 +580,13 @@ impl Backend for Gate {
                 points.push((tag.clone(), (tag.name.clone(), tag.at)));
             }
             let asked = points.iter().map(|(_, point)| point.clone()).collect();
-            let values = gate
-                .read_device(&machine, asked)
-                .await
-                .map_err(ReadError::Device)?;
+            let values = gate.read_device(&machine, asked).await.map_err(|why| {
+                if *shared.connected.borrow() {
+                    ReadError::Device(why)
+                } else {
+                    ReadError::Disconnected(why)
+                }
+            })?;
             let now = gate.0.clock.now();
             let status = points.into_iter().map(|(tag, _)| {
                 let value = values

@@ -3,6 +3,7 @@
 mod acceptance_c;
 mod acceptance_c16;
 mod acceptance_c_doubt;
+mod demo;
 mod harness;
 mod scene_c;
 mod smoke;
