@@ -1,4 +1,6 @@
 //! The real binary over real links: one process a gateway, effects counted at the device.
 
 mod harness;
+mod kill_rounds;
+mod load;
 mod smoke;
