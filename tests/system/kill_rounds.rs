@@ -49,7 +49,7 @@ async fn load_and_kill(rig: &mut Rig, book: &Arc<Book>, random: &mut Random) {
         tokio::time::sleep(Duration::from_millis(random.below(150))).await;
         rig.device.close_connections();
     }
-    tokio::time::sleep(Duration::from_millis(5 + random.below(400))).await;
+    tokio::time::sleep(Duration::from_millis(5 + random.below(280))).await;
     rig.kill();
     stop.store(true, Ordering::Relaxed);
     for task in tasks {
