@@ -5,3 +5,4 @@ mod harness;
 mod kill_rounds;
 mod load;
 mod smoke;
+mod systemd_notify;
