@@ -4,5 +4,6 @@ mod disk_full;
 mod harness;
 mod kill_rounds;
 mod load;
+mod peers;
 mod smoke;
 mod systemd_notify;
