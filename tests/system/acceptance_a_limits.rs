@@ -114,11 +114,10 @@ async fn a_full_journal_takes_nothing_new_and_forgets_nothing_old() {
 
     // Room is made: the sink takes what was kept for it, and the same request goes through.
     std::fs::remove_file(&way).unwrap();
-    let room = Instant::now() + 2 * PATIENCE;
-    while alarm(&rig.get("/v1/status").await.1) {
-        assert!(Instant::now() < room, "no room\n{}", rig.log());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    rig.until("there is room", async |rig| {
+        !alarm(&rig.get("/v1/status").await.1)
+    })
+    .await;
     let (status, operation) = rig.submit_wait(&new).await;
     assert_eq!(
         (status, &operation["state"]),
@@ -277,14 +276,15 @@ async fn five_hundred_callers_meet_a_service_that_comes_back() {
     let mut rig = Rig::new().await;
     rig.machine_toml = rig.machine_toml.replace(
         "queueable = false",
-        "queueable = true\nttl = \"60s\"\nmax_queued = 1000",
+        "queueable = true\nttl = \"60s\"\nmax_queued = 1000\nprecondition = \"config_version\"",
     );
     rig.start_up().await;
     let own_sockets = sockets(rig.gateway.as_ref().unwrap().id());
     rig.kill();
     let mut callers = JoinSet::new();
     for n in 0..CALLERS {
-        let request = set_length(&rig, &format!("C-{n}"), n as u32);
+        let mut request = set_length(&rig, &format!("C-{n}"), n as u32);
+        request["expected_config_version"] = 7.into();
         callers.spawn(caller(rig.client.clone(), request, n as u64));
     }
     rig.spawn();

@@ -369,7 +369,10 @@ impl Rig {
     pub(crate) async fn until(&mut self, what: &str, condition: impl AsyncFn(&mut Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !condition(self).await {
-            assert!(Instant::now() < deadline, "in vain: {what}\n{}", self.log());
+            if Instant::now() >= deadline {
+                let status = self.client.get("/v1/status").await;
+                panic!("in vain: {what}\n{status:?}\n{}", self.log());
+            }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
