@@ -18,7 +18,7 @@ const EVENT_BYTES: usize = 200;
 const EVENTS_PER_BLOCK: u64 = 100;
 const EVENTS_LONG_RUN: u64 = 2_000_000;
 const EVENTS_LIVE: u64 = 1_000_000;
-const MAINTAIN_EVERY_COMMITS: u64 = 64;
+const MAINTAIN_EVERY_COMMITS: u64 = 8;
 
 fn proc_field(path: &str, name: &str) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();

@@ -149,7 +149,7 @@ fn the_examples_load_and_say_what_they_mean() {
     } = &full.sinks[0].kind;
     assert_eq!(
         (path.to_str().unwrap(), *files_max),
-        ("/var/lib/holdfast/events", 64)
+        ("/var/lib/holdfast/events", None)
     );
     let start = full.machines[0].row("start_cycle").unwrap();
     assert!(matches!(start.completion, Completion::Event(_)));

@@ -137,7 +137,15 @@ pub fn view_operation(operation: &Operation) -> OperationView {
             .history
             .iter()
             .enumerate()
-            .map(|(index, entry)| view_transition(index + 1, entry))
+            .map(|(index, entry)| {
+                // The first is always kept; what was left out for want of room came right after it.
+                let dropped = if index == 0 {
+                    0
+                } else {
+                    operation.history_dropped as usize
+                };
+                view_transition(index + 1 + dropped, entry)
+            })
             .collect(),
         tombstone: false,
     }

@@ -338,7 +338,7 @@ fn file_sink(table: &Table<'_>, state_dir: &Path) -> Option<SinkKind> {
     Some(SinkKind::File {
         path,
         rotate_bytes: size.unwrap_or(64 << 20),
-        files_max: files.and_then(|n| u32::try_from(n).ok()).unwrap_or(64),
+        files_max: files.and_then(|n| u32::try_from(n).ok()),
     })
 }
 

@@ -104,8 +104,8 @@ pub enum SinkKind {
         path: PathBuf,
         /// A file of this size is closed and the next one begun, in bytes.
         rotate_bytes: u64,
-        /// Most files kept; the oldest are removed.
-        files_max: u32,
+        /// Most files kept; the oldest are removed. `None`: nothing is ever removed.
+        files_max: Option<u32>,
     },
 }
 

@@ -13,13 +13,15 @@ use super::record::{
 };
 use super::roles::Roles;
 use super::spec::{MachineSpec, Quality, Value};
-use super::time::{Now, Stamp};
+use super::time::{Deadline, Now, Stamp};
 use super::turn::Turn;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Most operations that may be open at once, over all machines (CAP-01).
 pub const OPEN_OPERATIONS_MAX: usize = 10_000;
+/// Most operations that one block holds.
+const BLOCK_OPERATIONS_MAX: usize = 64;
 /// Ended operations kept in memory, so that retries need no disk read.
 const ENDED_KEPT_MAX: usize = 256;
 
@@ -218,6 +220,8 @@ pub enum Effect {
         attempt: AttemptId,
         /// What.
         job: Job,
+        /// Not to be handed over at or after this (TIME-02).
+        deadline: Option<Deadline>,
     },
     /// Read the gate; the answer is [`Input::Gate`].
     ReadGate {
@@ -245,8 +249,8 @@ pub enum Effect {
 /// What one input decided.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Output {
-    /// To be made durable first, as one commit; `None`: nothing is to be written.
-    pub block: Option<Block>,
+    /// To be made durable first, together; usually one, and none if nothing is to be written.
+    pub blocks: Vec<Block>,
     /// To be done then, in this order.
     pub effects: Vec<Effect>,
     /// Operations that ended.
@@ -281,6 +285,7 @@ pub struct Gateway {
     pub(super) sequences: HashMap<String, Sequence>,
     pub(super) alarms: BTreeMap<(String, String), Alarm>,
     pub(super) capacity_full: Option<String>,
+    pub(super) events_left_out: u64,
     pub(super) highest_wall_us: i64,
     pub(super) next_drain_ns: u64,
     pub(super) jitter: Jitter,
@@ -351,6 +356,7 @@ impl Gateway {
             sequences: HashMap::new(),
             alarms: BTreeMap::new(),
             capacity_full: None,
+            events_left_out: 0,
             highest_wall_us: restored.highest_wall_us,
             next_drain_ns: 0,
             jitter: Jitter::new(seed),
@@ -568,53 +574,105 @@ impl Gateway {
             .map(|why| format!("the journal takes nothing new: {why}"));
         self.set_alarm(turn, "journal_full", "", text);
         self.capacity_full = full;
+        if self.capacity_full.is_some() {
+            return;
+        }
+        let left_out = std::mem::take(&mut self.events_left_out);
+        if left_out > 0 {
+            let source = self.settings.gateway.clone();
+            self.emit(
+                turn,
+                &source,
+                "events.left_out",
+                serde_json::json!({ "count": left_out }),
+            );
+        }
+        let names: Vec<String> = self.machines.keys().cloned().collect();
+        for name in names {
+            let unheard = self
+                .machines
+                .get_mut(&name)
+                .map(|machine| std::mem::take(&mut machine.unheard));
+            for (event_type, (value, quality, at)) in unheard.unwrap_or_default() {
+                self.observed(turn, &name, &event_type, value, quality, &at);
+            }
+        }
     }
 
     fn finish(&mut self, turn: Turn) -> Output {
-        let Turn {
-            now,
-            no,
-            touched,
-            machines,
-            kept,
-            effects,
-            ended,
-            ..
-        } = turn;
-        for id in &touched {
+        for id in &turn.touched {
             self.set_timer(id);
         }
         let mut output = Output {
-            block: None,
-            effects,
-            ended,
+            blocks: Vec::new(),
+            effects: turn.effects,
+            ended: turn.ended,
         };
-        if self.recovery {
-            return output;
+        if !self.recovery {
+            for records in self.records(&turn.touched, &turn.machines, turn.kept) {
+                output.blocks.push(Block {
+                    no: self.next_commit,
+                    epoch: self.epoch,
+                    at: turn.now,
+                    records,
+                });
+                self.next_commit = CommitNo(self.next_commit.0 + 1);
+            }
+            self.forget_old();
         }
-        let mut records: Vec<Record> = touched
-            .iter()
-            .filter_map(|id| self.operations.get(id))
-            .map(|operation| Record::Operation(Box::new(operation.clone())))
-            .collect();
-        records.extend(
-            machines
-                .iter()
-                .filter_map(|name| self.machines.get(name))
-                .map(|machine| Record::Machine(machine.record.clone())),
-        );
-        records.extend(kept);
-        if !records.is_empty() {
-            output.block = Some(Block {
-                no,
-                epoch: self.epoch,
-                at: now,
-                records,
-            });
-            self.next_commit = CommitNo(no.0 + 1);
-        }
-        self.forget_old();
         output
+    }
+
+    /// What the turn writes: one block, unless so many operations moved at once (a link with a full queue was
+    /// lost, a gateway starts) that it would not fit. Then each operation goes with its last event, in the
+    /// order of the events.
+    fn records(
+        &self,
+        touched: &[OperationId],
+        machines: &[String],
+        kept: Vec<(Option<OperationId>, Record)>,
+    ) -> Vec<Vec<Record>> {
+        let operation = |id: &OperationId| {
+            let operation = self.operations.get(id)?;
+            Some(Record::Operation(Box::new(operation.clone())))
+        };
+        let machine =
+            |name: &String| Some(Record::Machine(self.machines.get(name)?.record.clone()));
+        let mut whole: Vec<Record> = machines.iter().filter_map(machine).collect();
+        if touched.len() <= BLOCK_OPERATIONS_MAX {
+            whole.extend(touched.iter().filter_map(operation));
+            whole.extend(kept.into_iter().map(|(_, record)| record));
+            return if whole.is_empty() {
+                Vec::new()
+            } else {
+                vec![whole]
+            };
+        }
+        let mut last: HashMap<OperationId, usize> = HashMap::new();
+        for (index, (about, _)) in kept.iter().enumerate() {
+            if let Some(id) = about {
+                last.insert(id.clone(), index);
+            }
+        }
+        whole.extend(
+            touched
+                .iter()
+                .filter(|id| !last.contains_key(*id))
+                .filter_map(operation),
+        );
+        let mut blocks = vec![whole];
+        for (index, (about, record)) in kept.into_iter().enumerate() {
+            let mut unit = vec![record];
+            if let Some(id) = about.filter(|id| last.get(id) == Some(&index)) {
+                unit.extend(operation(&id));
+            }
+            match blocks.last_mut() {
+                Some(block) if block.len() < BLOCK_OPERATIONS_MAX => block.append(&mut unit),
+                _ => blocks.push(unit),
+            }
+        }
+        blocks.retain(|block| !block.is_empty());
+        blocks
     }
 
     /// Ended operations are in the journal; memory keeps only the newest.

@@ -28,6 +28,20 @@ pub enum Actor {
     Gateway,
 }
 
+impl Actor {
+    /// For histories: who, not what groups they were in.
+    #[must_use]
+    pub fn without_groups(&self) -> Self {
+        match self {
+            Self::Uid { uid, .. } => Self::Uid {
+                uid: *uid,
+                gids: Vec::new(),
+            },
+            Self::Token(_) | Self::Certificate(_) | Self::Gateway => self.clone(),
+        }
+    }
+}
+
 impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

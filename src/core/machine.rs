@@ -9,7 +9,7 @@ use super::lifecycle::{HeldReason, RejectReason, Source, State, Step};
 use super::mailbox;
 use super::record::{ATTEMPTS_MAX, Attempt, MachineRecord, Operation};
 use super::roles::Permission;
-use super::spec::{Action, Class, MachineSpec, MailboxSpec, Quality, Row};
+use super::spec::{Action, Class, MachineSpec, MailboxSpec, Quality, Row, Value};
 use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, Validity, elapsed_ns};
 use super::turn::{Cause, Turn, find};
 use super::values;
@@ -51,6 +51,8 @@ pub struct Machine {
     pub(super) probing: Option<OperationId>,
     pub(super) burning: bool,
     pub(super) epoch_taken: bool,
+    /// Watched values that changed while the journal was full, by event type.
+    pub(super) unheard: BTreeMap<String, (Option<Value>, Quality, Stamp)>,
 }
 
 /// How a link stands.
@@ -113,6 +115,7 @@ impl Machine {
             probing: None,
             burning: false,
             epoch_taken: false,
+            unheard: BTreeMap::new(),
         }
     }
 
@@ -603,11 +606,16 @@ impl Gateway {
                 self.next_drain_ns = now + all + self.jitter.below(all / 2);
             }
         }
+        let deadline = self
+            .operations
+            .get(id)
+            .and_then(|operation| operation.deadline);
         turn.effects.push(Effect::Run {
             machine: name.to_owned(),
             operation: id.clone(),
             attempt,
             job,
+            deadline,
         });
     }
 
@@ -691,15 +699,21 @@ impl Gateway {
             }
             None => 0,
         };
-        let version = operation.intent.expected_config_version;
+        let expected_config_version = match operation.intent.expected_config_version {
+            None => 0xFFFF,
+            Some(version) => u16::try_from(version)
+                .ok()
+                .filter(|version| *version != 0xFFFF)
+                .ok_or_else(|| {
+                    format!("configuration version {version} does not fit the mailbox (0 to 65534)")
+                })?,
+        };
         Ok(MailboxRequest {
             session_epoch,
             opcode,
             request_id,
             parameters,
-            expected_config_version: version
-                .and_then(|version| u16::try_from(version).ok())
-                .unwrap_or(0xFFFF),
+            expected_config_version,
             validity_ticks: ticks,
         })
     }

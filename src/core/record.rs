@@ -25,7 +25,7 @@ pub const ATTEMPTS_MAX: usize = 8;
 /// Most findings kept with an operation; equal ones in a row are counted, not repeated.
 pub const FINDINGS_MAX: usize = 16;
 /// Most bytes of any free text that is recorded.
-pub const TEXT_BYTES_MAX: usize = 400;
+pub const TEXT_BYTES_MAX: usize = 240;
 
 /// One atomic commit: what one input to the core decided.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -128,6 +128,8 @@ pub struct Operation {
     pub findings: Vec<Finding>,
     /// Every change of state (CMD-07).
     pub history: Vec<Transition>,
+    /// How many entries after the first were left out of `history` for want of room; their events are kept.
+    pub history_dropped: u32,
 }
 
 /// What an operation is linked to (CMD-08, POL-05).

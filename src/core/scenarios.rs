@@ -210,7 +210,7 @@ impl Stage {
     }
     fn input(&mut self, input: Input) -> Vec<Effect> {
         let output = self.core.handle(&self.now, input);
-        for record in output.block.map(|block| block.records).unwrap_or_default() {
+        for record in output.blocks.into_iter().flat_map(|block| block.records) {
             match record {
                 Record::Operation(operation) => {
                     self.disk.insert(operation.id.clone(), *operation);

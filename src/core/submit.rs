@@ -219,11 +219,10 @@ impl Gateway {
 
     /// TIME-06. A clock that is not trusted still gives a lower bound: the highest wall time on record.
     fn check_window(&self, turn: &Turn, issued_us: i64) -> Result<(), Refusal> {
-        let window_us =
-            i64::try_from(self.settings.replay_window_ms.saturating_mul(1000)).unwrap_or(i64::MAX);
-        let ahead_us = i64::try_from(CLOCK_AHEAD_MS_MAX * 1000).unwrap_or(i64::MAX);
-        let trusted = turn.now.wall_trusted
-            && turn.now.wall_us >= self.highest_wall_us.saturating_sub(ahead_us);
+        let us = |ms: u64| i64::try_from(ms.saturating_mul(1000)).unwrap_or(i64::MAX);
+        let window_us = us(self.settings.replay_window_ms);
+        let ahead_us = us(CLOCK_AHEAD_MS_MAX);
+        let trusted = turn.now.wall_trusted;
         let at_least_us = if trusted {
             turn.now.wall_us
         } else {
@@ -298,6 +297,7 @@ impl Gateway {
             attempts: Vec::new(),
             findings: Vec::new(),
             history: Vec::new(),
+            history_dropped: 0,
         };
         let cause = Cause::of(Source::Api, actor, "recorded");
         push_history(&mut operation, &turn.now, None, &cause);
@@ -305,7 +305,9 @@ impl Gateway {
         self.operations.insert(id.clone(), operation);
         self.open_count += 1;
         turn.touch(&id);
+        turn.about = Some(id.clone());
         self.emit(turn, &spec.name, "operation.transition", body);
+        turn.about = None;
         self.place(&id);
         if let Some(old) = reissue_of {
             self.link_reissue(turn, &old, &id);

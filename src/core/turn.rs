@@ -13,13 +13,20 @@ use super::record::{
 use super::spec::{EventClass, Quality};
 use super::time::Now;
 
+/// Events of the gateway's own that are not written at a full journal: a link that flaps could use up what is
+/// kept for outcomes (CAP-01).
+const SHED_WHEN_FULL: &[&str] = &["link.changed", "clock.stepped"];
+
 /// One turn of the core.
 pub(super) struct Turn {
     pub(super) now: Now,
     pub(super) no: CommitNo,
     pub(super) touched: Vec<OperationId>,
     pub(super) machines: Vec<String>,
-    pub(super) kept: Vec<Record>,
+    /// Each with the operation it is about, if it is about one.
+    pub(super) kept: Vec<(Option<OperationId>, Record)>,
+    /// What [`Turn::keep`] is about.
+    pub(super) about: Option<OperationId>,
     pub(super) effects: Vec<Effect>,
     pub(super) ended: Vec<OperationId>,
 }
@@ -62,6 +69,7 @@ impl Turn {
             touched: Vec::new(),
             machines: Vec::new(),
             kept: Vec::new(),
+            about: None,
             effects: Vec::new(),
             ended: Vec::new(),
         }
@@ -77,7 +85,7 @@ impl Turn {
         }
     }
     pub(super) fn keep(&mut self, record: Record) {
-        self.kept.push(record);
+        self.kept.push((self.about.clone(), record));
     }
     pub(super) fn answer(&mut self, token: Token, answer: Answer) {
         self.effects.push(Effect::Answer {
@@ -105,6 +113,13 @@ impl Gateway {
         step: Step,
         cause: Cause,
     ) -> Result<(), NotAllowed> {
+        if self.is_recovery() {
+            // What cannot be written down does not happen (REC-03).
+            return Err(NotAllowed {
+                state: "read-only after damage to the journal",
+                step: step.name(),
+            });
+        }
         let Some(operation) = self.operations.get_mut(id) else {
             return Err(NotAllowed {
                 state: "not in memory",
@@ -129,7 +144,9 @@ impl Gateway {
             turn.ended.push(id.clone());
             self.drop_secrets(id);
         }
+        turn.about = Some(id.clone());
         self.emit(turn, &machine, "operation.transition", body);
+        turn.about = None;
         self.place(id);
         Ok(())
     }
@@ -183,6 +200,11 @@ impl Gateway {
         qty: i64,
     ) {
         if self.is_recovery() {
+            return;
+        }
+        if self.capacity_full.is_some() && SHED_WHEN_FULL.contains(&event_type) {
+            // The reserve is for outcomes; how many were left out is told once there is room.
+            self.events_left_out += 1;
             return;
         }
         let sequence = self.sequences.entry(source.to_owned()).or_default();
@@ -243,6 +265,10 @@ impl Gateway {
                 self.alarms.remove(&key);
             }
         }
+        if self.capacity_full.is_some() && code != "journal_full" {
+            self.events_left_out += 1;
+            return;
+        }
         self.emit(turn, &source, kind, body);
     }
 }
@@ -283,6 +309,7 @@ pub(super) fn push_history(
 ) {
     if operation.history.len() >= HISTORY_ENTRIES_MAX {
         operation.history.remove(1);
+        operation.history_dropped = operation.history_dropped.saturating_add(1);
     }
     let detail = if cause.detail.is_empty() {
         operation.state.reason()
@@ -294,7 +321,7 @@ pub(super) fn push_history(
         to: operation.state.name().to_owned(),
         at: *now,
         source: cause.source,
-        actor: cause.actor.clone(),
+        actor: cause.actor.without_groups(),
         attempt: cause.attempt,
         detail: bounded(&detail),
     });

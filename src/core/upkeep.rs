@@ -20,6 +20,9 @@ impl Gateway {
     pub(super) fn started(&mut self, turn: &mut Turn) {
         let mut ids: Vec<OperationId> = self.operations.keys().cloned().collect();
         ids.sort();
+        // A wall clock behind what is on record vouches for nothing across a reboot (TIME-04).
+        let now = turn.now;
+        turn.now.wall_trusted &= now.wall_us >= self.highest_wall_us;
         for id in ids {
             self.place(&id);
             if self.is_recovery() {
@@ -29,6 +32,7 @@ impl Gateway {
             self.after_restart(turn, &id);
             self.set_timer(&id);
         }
+        turn.now = now;
         if self.is_recovery() {
             let text =
                 "damage was found in the journal: reads are answered, nothing is sent".to_owned();
@@ -283,7 +287,10 @@ impl Gateway {
             return;
         }
         if self.capacity_full.is_some() {
-            // The baseline stays, so the change is seen once there is room; no key was given out (FWD-04).
+            // No key is given out, and the newest value is looked at again once there is room (FWD-04).
+            machine
+                .unheard
+                .insert(event_type.to_owned(), (value, quality, *at));
             return;
         }
         let Some(machine) = self.machines.get_mut(name) else {

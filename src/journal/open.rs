@@ -301,6 +301,7 @@ impl Loaded {
                 continue;
             }
             let (head, body) = store::assemble(&log, &key, &value).map_err(damage)?;
+            store::touch(&log, &key, &value).map_err(damage)?;
             let chain = frame::chain(self.chain, &body);
             let follows = head.no == self.last + 1 && key.as_ref() == no_key(head.no);
             if !follows || chain != head.chain {

@@ -371,7 +371,7 @@ fn build(
             EncodeFault::TooLarge(bytes) => ToolError::Io(format!("commit {no} has {bytes} bytes")),
             EncodeFault::Store(e) => e.into(),
         })?;
-        store::put(&store.log, &no_key(no), &frames)?;
+        store::put_block(&store.log, &no_key(no), &frames)?;
         chain = next;
     }
     fill_trees(store, evidence)?;

@@ -18,6 +18,12 @@ pub const FLUSHER_PERIOD_MS: u64 = 500;
 pub const LEAF_ENTRIES_MAX: usize = 24;
 /// Longest key: an operation id or a sink and event key, and a part's suffix.
 pub const KEY_BYTES_MAX: usize = 400;
+/// Empty neighbours of a large block of the log ...
+const FILLERS_COUNT: u8 = 8;
+/// ... which is one of so many bytes.
+const LARGE_BYTES_MIN: usize = 4_096;
+/// Accesses to a large block by which a pass over the log makes the page cache evict.
+const TOUCHES_COUNT: usize = 32;
 /// What the store adds to an entry and to a leaf, generously.
 const ENTRY_EXTRA_BYTES: usize = 32;
 
@@ -223,9 +229,57 @@ pub(super) fn get(tree: &sled::Tree, key: &[u8]) -> Result<Option<(Head, Vec<u8>
     }
 }
 
-/// Whether `value` is the first part of something.
+/// Stores a block of the log. A large one gets empty neighbours first: a leaf splits by the number of
+/// its entries, and is written anew with all of them, so leaves of few large blocks halve what is
+/// written and keep the page cache small.
+pub(super) fn put_block(
+    log: &sled::Tree,
+    key: &[u8],
+    frames: &[Vec<u8>],
+) -> Result<i64, StoreError> {
+    if is_large(&frames[0]) {
+        for filler in fillers(key) {
+            log.insert(filler, &[])?;
+        }
+    }
+    put(log, key, frames)
+}
+
+/// Removes a block of the log and its empty neighbours.
+pub(super) fn remove_block(log: &sled::Tree, key: &[u8]) -> Result<i64, StoreError> {
+    if log.get(key)?.is_some_and(|first| is_large(&first)) {
+        for filler in fillers(key) {
+            log.remove(filler)?;
+        }
+    }
+    remove(log, key)
+}
+
+/// Lets the page cache notice that it is over its limit while the log is read from end to end: it counts
+/// accesses in batches, per shard, and a pass over few large pages would never complete one.
+pub(super) fn touch(log: &sled::Tree, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
+    if is_large(value) {
+        for _ in 0..TOUCHES_COUNT {
+            log.contains_key(key)?;
+        }
+    }
+    Ok(())
+}
+
+fn is_large(first: &[u8]) -> bool {
+    first.len() >= LARGE_BYTES_MIN
+}
+
+/// They sort right before the block, as they are written.
+fn fillers(key: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
+    let no = <[u8; 8]>::try_from(key).map_or(0, u64::from_be_bytes);
+    let before = no.saturating_sub(1).to_be_bytes();
+    (0..FILLERS_COUNT).map(move |n| [&before[..], &[0xff, n]].concat())
+}
+
+/// Whether `value` is the first part of something, not a further one and not an empty neighbour.
 pub(super) fn is_first(value: &[u8]) -> bool {
-    frame::decode(value).map_or(true, |(head, _)| head.part == 0)
+    !value.is_empty() && frame::decode(value).map_or(true, |(head, _)| head.part == 0)
 }
 
 /// postcard, and a frame around it.

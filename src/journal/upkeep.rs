@@ -206,7 +206,7 @@ impl Journal {
         failpoint!("trim.before-remove");
         let mut strides = write(&self.shared.strides);
         for head in &gone {
-            let freed = guarded(|| store::remove(&store.log, &no_key(head.no)))?;
+            let freed = guarded(|| store::remove_block(&store.log, &no_key(head.no)))?;
             let freed = u64::try_from(freed).unwrap_or(0);
             strides.remove(head.no, u64::from(head.events), freed);
         }
@@ -467,7 +467,11 @@ fn copy_value(
     };
     let frames = super::frame::encode(facts, &body)
         .ok_or_else(|| StoreError(format!("a value of {} bytes is too large", body.len())))?;
-    store::put(to, key, &frames)?;
+    if head.kind == Kind::Block {
+        store::put_block(to, key, &frames)?;
+    } else {
+        store::put(to, key, &frames)?;
+    }
     Ok(())
 }
 

@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Most changed operations that wait in memory for the trees.
 pub const DIRTY_OPERATIONS_MAX: usize = 4_096;
+/// Least time between two writes of the high-water file: its sync would slow every commit down. What
+/// it cannot prove lost is at most this young.
+const HIGH_WATER_PERIOD_MS: u64 = 20;
 /// How old a measurement of the disk may be.
 const DISK_AGE_MS_MAX: u64 = 1_000;
 /// How long a clean stop waits for readers.
@@ -127,7 +130,7 @@ impl Journal {
         failpoint!("commit.before-insert");
         guarded(|| {
             for (block, frames) in blocks.iter().zip(&frames) {
-                super::store::put(&store.log, &no_key(block.no.0), frames)?;
+                super::store::put_block(&store.log, &no_key(block.no.0), frames)?;
             }
             failpoint!("commit.before-flush");
             store.flush()
@@ -344,11 +347,17 @@ impl Marker {
                 let Some(mark) = guard.next.take() else {
                     return;
                 };
+                let stop = guard.stop;
                 drop(guard);
                 if let Err(e) = file.write(mark) {
                     marks.lock().unwrap_or_else(PoisonError::into_inner).fault =
                         Some(format!("high-water file: {e}"));
                     return;
+                }
+                if !stop {
+                    let guard = marks.lock().unwrap_or_else(PoisonError::into_inner);
+                    let pause = Duration::from_millis(HIGH_WATER_PERIOD_MS);
+                    drop(bell.wait_timeout_while(guard, pause, |m| !m.stop));
                 }
             }
         };

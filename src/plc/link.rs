@@ -11,13 +11,15 @@ use crate::core::spec::{
     Address, EventKind, GateSpec, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, ModbusTcp,
     Quality, Scalar, Value,
 };
-use crate::core::time::{NS_PER_MS, Stamp};
+use crate::core::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use crate::core::values;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio_modbus::Request;
 
+/// Why a job was not handed over that would have been in time when it was decided.
+pub(super) const TOO_LATE: &str = "its validity ended before the first byte could be handed over";
 /// Most readings of a guarded group before its values are called uncertain (F051).
 pub const GUARD_TRIES_MAX: usize = 3;
 
@@ -113,6 +115,8 @@ pub struct Link {
     tid: u16,
     ready: bool,
     last_reply: Option<Stamp>,
+    /// Of the job under way.
+    deadline: Option<Deadline>,
     /// Since the last connection that proved itself.
     failures: u32,
 }
@@ -156,6 +160,7 @@ impl Link {
             session: None,
             ready: false,
             last_reply: None,
+            deadline: None,
             failures: 0,
         }
     }
@@ -260,6 +265,16 @@ impl Link {
     /// Does one job, to its one outcome (SEND-02). A future that is dropped halfway leaves the link
     /// closed, never a frame that goes on later.
     pub async fn run(&mut self, job: &Job) -> Exchange {
+        self.run_before(job, None).await
+    }
+
+    /// As [`Link::run`], but nothing is handed over at or after `deadline`: between the decision to send and
+    /// the first byte the disk or an earlier request may have taken its time (TIME-02).
+    pub async fn run_before(&mut self, job: &Job, deadline: Option<Deadline>) -> Exchange {
+        self.deadline = deadline;
+        if self.is_too_late() {
+            return not_sent(TOO_LATE.into());
+        }
         match job {
             Job::Read { points } => self.run_read(points).await,
             Job::Write { start, words } => match modbus::write_request(*start, words) {
@@ -271,6 +286,13 @@ impl Link {
             },
             Job::Mailbox(request) => self.run_mailbox(request).await,
         }
+    }
+
+    /// Whether the job under way may not be handed over any more.
+    pub(super) fn is_too_late(&self) -> bool {
+        let valid =
+            |deadline: Deadline| matches!(deadline.at(&(self.clock)()), Validity::Remaining(_));
+        self.deadline.is_some_and(|deadline| !valid(deadline))
     }
 
     async fn run_read(&mut self, points: &[(String, Scalar)]) -> Exchange {

@@ -2,7 +2,7 @@
 //! May call: link and modbus of this room; core mailbox.
 //! Never: commit a block that was not read back as written; call anything sent before the commit frame.
 
-use super::link::{Link, not_sent, write_outcome};
+use super::link::{Link, TOO_LATE, not_sent, write_outcome};
 use super::modbus::{self, Called, End};
 use crate::core::contract::{Exchange, MailboxBlocks, MailboxEcho, MailboxRequest, Outcome, Reply};
 use crate::core::mailbox::{
@@ -132,6 +132,9 @@ impl Link {
             Ok(request) => request,
             Err(why) => return not_sent(why),
         };
+        if self.is_too_late() {
+            return not_sent(TOO_LATE.into());
+        }
         let committed = self.call(request).await;
         match write_outcome(&committed.end) {
             Outcome::DeviceReplied(_) | Outcome::DeviceAccepted => {

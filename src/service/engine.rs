@@ -394,7 +394,7 @@ impl Engine {
         let mut effects = Vec::new();
         let mut ended = Vec::new();
         for output in outputs {
-            blocks.extend(output.block);
+            blocks.extend(output.blocks);
             effects.extend(output.effects);
             ended.extend(output.ended);
         }
@@ -437,6 +437,7 @@ impl Engine {
                 operation,
                 attempt,
                 job,
+                deadline,
             } => {
                 failpoint!("engine.before-run");
                 (
@@ -445,6 +446,7 @@ impl Engine {
                         operation,
                         attempt,
                         job,
+                        deadline,
                     },
                 )
             }

@@ -10,7 +10,7 @@ use crate::core::contract::{Exchange, Job, MailboxRequest, Outcome, Probe, Probe
 use crate::core::gateway::{Input, LinkChange};
 use crate::core::ids::{AttemptId, OperationId};
 use crate::core::spec::{LinkSpec, MachineSpec, Quality, Scalar, Value};
-use crate::core::time::{NS_PER_MS, Stamp};
+use crate::core::time::{Deadline, NS_PER_MS, Stamp};
 use crate::failpoint;
 use crate::plc::link::{Link, LinkError, Reading};
 use crate::plc::plan::{PointId, PollPlan};
@@ -32,6 +32,8 @@ pub enum Errand {
         attempt: AttemptId,
         /// What.
         job: Job,
+        /// Not to be handed over at or after this.
+        deadline: Option<Deadline>,
     },
     /// Read the gate; the answer is [`Input::Gate`].
     ReadGate,
@@ -380,9 +382,10 @@ impl MachineTask {
                 operation,
                 attempt,
                 job,
+                deadline,
             } => {
                 failpoint!("link.before-first-byte");
-                let exchange = self.link.run(&job).await;
+                let exchange = self.link.run_before(&job, deadline).await;
                 failpoint!("link.after-reply");
                 self.tell(Input::Exchanged {
                     machine,

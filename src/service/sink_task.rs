@@ -82,6 +82,8 @@ pub struct SinkTask {
     /// In recovery mode nothing can be written down: the sink is fed what can be proven, from the start of
     /// its last durable cursor, and its progress lasts as long as the process (REC-03).
     pub volatile: bool,
+    /// The journal could not be read the last time.
+    pub read_failed: bool,
 }
 
 struct Unsaved {
@@ -149,6 +151,9 @@ impl SinkTask {
         if outbox.next_ns().is_some_and(|at| at > now.boottime_ns) {
             return false;
         }
+        if std::mem::take(&mut self.read_failed) {
+            outbox.resume();
+        }
         let available = match self
             .reader
             .events(outbox.through(), LOOK_EVENTS_MAX, LOOK_BYTES_MAX)
@@ -158,6 +163,8 @@ impl SinkTask {
                 .map(|(position, event, _)| (position, event))
                 .collect::<Vec<_>>(),
             Err(error) => {
+                // Looked at again at the next turn of the loop.
+                self.read_failed = true;
                 outbox.stop(&now, &error.to_string());
                 self.show(outbox);
                 return false;

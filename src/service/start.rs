@@ -205,6 +205,7 @@ fn build(
             errands: taken,
             stop: watch::channel(false).1,
             volatile: recovery,
+            read_failed: false,
         });
     }
     let gate = Gate::new(Inner {
@@ -243,7 +244,7 @@ fn report_findings(recovered: &Recovered, recovery: bool) {
         log::error!(
             "recovery mode: reads are answered, nothing is sent; see holdfast journal check and salvage"
         );
-    } else if !recovered.clean {
+    } else if !recovered.clean && recovered.next_commit.0 > 1 {
         log::warn!("the stop before was not clean; the journal was verified whole");
     }
     if let Some(note) = &recovered.note {
@@ -617,7 +618,7 @@ impl Lazy {
             rotate_bytes,
             files_max,
         } = kind;
-        let keep = usize::try_from(*files_max).ok().filter(|files| *files > 0);
+        let keep = files_max.and_then(|files| usize::try_from(files).ok());
         Self {
             config: FileSinkConfig {
                 dir: path.clone(),

@@ -287,6 +287,12 @@ impl Device {
         };
         self.lock().ledger.iter().filter(fits).count()
     }
+    /// Since the simulator's start: the clock of [`Seen::at`] and [`Effect::at`].
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.lock().elapsed()
+    }
+
     /// The last [`SEEN_REQUESTS_MAX`] requests that arrived, reads included.
     #[must_use]
     pub fn requests(&self) -> Vec<Seen> {

@@ -125,6 +125,11 @@ impl State {
         }
     }
 
+    /// The clock of every record.
+    pub(super) fn elapsed(&self) -> std::time::Duration {
+        self.started.elapsed()
+    }
+
     /// Takes a slot; `None`: all are taken.
     pub(super) fn connect(&mut self, now: Instant) -> Option<u64> {
         self.free_slots(now);

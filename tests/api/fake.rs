@@ -63,6 +63,7 @@ pub(crate) fn operation(id: &str, state: State) -> Operation {
         busy_count: 0,
         attempts: vec![],
         findings: vec![],
+        history_dropped: 0,
         history: vec![Transition {
             from: None,
             to: state.name().into(),

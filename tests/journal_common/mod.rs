@@ -85,6 +85,7 @@ pub(crate) fn operation(id: &str, no: u64, state: State, wall_us: i64) -> Operat
             sha256: [3; 32],
         },
         class: Class::RelativeAction,
+        history_dropped: 0,
         history: vec![Transition {
             from: None,
             to: state.name().into(),
