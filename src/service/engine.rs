@@ -12,7 +12,7 @@ use crate::core::ids::OperationId;
 use crate::core::intent::Request;
 use crate::core::lifecycle::Actor;
 use crate::core::machine::LinkState;
-use crate::core::record::{Operation, Record, Stored};
+use crate::core::record::{Block, Operation, Record, Stored};
 use crate::core::spec::MachineSpec;
 use crate::core::time::{Now, Stamp};
 use crate::failpoint;
@@ -402,9 +402,11 @@ impl Engine {
             && !blocks.is_empty()
         {
             failpoint!("engine.before-commit");
+            operation_points(&blocks, "before-commit");
             journal.commit(&blocks)?;
             round.commits += blocks.len() as u64;
             failpoint!("engine.after-commit");
+            operation_points(&blocks, "durable");
         }
         for effect in effects {
             self.perform(round, effect);
@@ -516,6 +518,20 @@ impl Engine {
         }
     }
 }
+
+/// Kill points that only an operation's commit passes, whatever else is committed around it:
+/// `op.before-commit`, and with the state that it brings, `op.completed.durable`.
+#[cfg(feature = "test-hooks")]
+fn operation_points(blocks: &[Block], when: &str) {
+    for record in blocks.iter().flat_map(|block| &block.records) {
+        if let Record::Operation(operation) = record {
+            crate::sys::kill_point(&format!("op.{when}"));
+            crate::sys::kill_point(&format!("op.{}.{when}", operation.state.name()));
+        }
+    }
+}
+#[cfg(not(feature = "test-hooks"))]
+fn operation_points(_: &[Block], _: &str) {}
 
 impl Round {
     fn token(&mut self, reply: oneshot::Sender<Answer>) -> Token {
