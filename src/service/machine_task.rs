@@ -178,7 +178,6 @@ pub struct MachineTask {
     beat: Beat,
     observed: HashMap<usize, (Option<Value>, Quality)>,
     gate_at_ns: u64,
-    polls_skipped: u64,
     polls: u64,
     failures: u32,
     seed: crate::core::jitter::Jitter,
@@ -216,7 +215,6 @@ impl MachineTask {
             beat,
             observed: HashMap::new(),
             gate_at_ns: 0,
-            polls_skipped: 0,
             polls: 0,
             failures: 0,
             seed,
@@ -517,7 +515,8 @@ impl MachineTask {
     fn show_counters(&mut self) {
         let mut counters = self.link.counters();
         counters.push(("polls".into(), self.polls));
-        counters.push(("polls_skipped".into(), self.polls_skipped));
+        let now = self.clock.now().boottime_ns;
+        counters.push(("polls_skipped".into(), self.plan.skipped(now)));
         *self
             .shared
             .counters

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each part of the suite uses some of it")]
 
 use holdfast::cli::client::Client;
+use holdfast::cli::exit::Failure;
 use holdfast::simulator::{Device, Place, Simulator, SimulatorSpec};
 use serde_json::{Value as Json, json};
 use std::path::{Path, PathBuf};
@@ -365,12 +366,15 @@ impl Rig {
         )
     }
     pub(crate) async fn post(&self, path: &str, body: Json) -> (u16, Json) {
-        let raw = self.client.post(path, body.to_string(), 30_000).await;
-        let raw = raw.unwrap_or_else(|e| panic!("{path}: {e:?}\n{}", self.log()));
-        (
-            raw.status,
-            serde_json::from_str(&raw.text).unwrap_or(Json::Null),
-        )
+        match self.client.post(path, body.to_string(), 30_000).await {
+            Ok(raw) => (
+                raw.status,
+                serde_json::from_str(&raw.text).unwrap_or(Json::Null),
+            ),
+            // A refusal is an answer too.
+            Err(Failure::Problem { status, body }) => (status, body),
+            Err(e) => panic!("{path}: {e:?}\n{}", self.log()),
+        }
     }
 
     /// The wall clock of the gateway under test, as `issued_at`.

@@ -1,6 +1,8 @@
 //! The real binary over real links: one process a gateway, effects counted at the device.
 
+mod field_bus;
 mod field_common;
 mod field_frames;
+mod field_link;
 mod harness;
 mod smoke;
