@@ -2,7 +2,10 @@
 
 mod field_bus;
 mod field_common;
+mod field_config;
 mod field_frames;
+mod field_keep;
 mod field_link;
+mod field_time;
 mod harness;
 mod smoke;
