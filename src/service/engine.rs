@@ -478,9 +478,9 @@ impl Engine {
         let Store::Open(journal) = &mut self.store else {
             return Ok(());
         };
-        let idle = taken == 0
-            && (round.busy || round.upkeep_at.elapsed() >= Duration::from_millis(UPKEEP_MS));
-        if idle || round.commits >= UPKEEP_COMMITS_MAX {
+        // Between messages if there is a moment, and now and then if there never is one.
+        let due = round.upkeep_at.elapsed() >= Duration::from_millis(UPKEEP_MS);
+        if due || (round.busy && taken == 0) || round.commits >= UPKEEP_COMMITS_MAX {
             round.commits = 0;
             round.upkeep_at = Instant::now();
             round.busy = journal
