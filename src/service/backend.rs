@@ -136,7 +136,12 @@ impl Gate {
         points: Vec<(String, Scalar)>,
     ) -> Result<Vec<(String, Value)>, String> {
         let (reply, answer) = oneshot::channel();
-        if !self.0.board.send(machine, Errand::Read { points, reply }) {
+        if self
+            .0
+            .board
+            .send(machine, Errand::Read { points, reply })
+            .is_err()
+        {
             return Err("the machine's task does not run".into());
         }
         match tokio::time::timeout(Duration::from_millis(READ_MS_MAX), answer).await {
@@ -729,8 +734,7 @@ impl Gate {
             for tag in tags {
                 tag.value = None;
                 tag.quality = Quality::Bad;
-                tag.reason =
-                    Some("config_mismatch: another device, or another program, answers".into());
+                tag.reason = Some(super::machine_task::NOT_OURS.into());
             }
         }
     }
