@@ -467,7 +467,7 @@ impl Gateway {
                     turn.keep(Record::DeadLetter(letter));
                 }
             }
-            Input::Keep { record } => turn.keep(record),
+            Input::Keep { record } => self.keep(&mut turn, record),
             Input::Capacity(full) => self.set_capacity(&mut turn, full),
             Input::Reconfigured { machines, settings } => {
                 self.reconfigured(&mut turn, machines, *settings)
@@ -543,13 +543,32 @@ impl Gateway {
         if let Some(before) = self.wall_offset_us.replace(offset_us)
             && before.abs_diff(offset_us) > STEP_US_MIN
         {
-            let body = serde_json::json!({ "step_us": (offset_us - before).to_string() });
+            let body = serde_json::json!({
+                "step_us": (offset_us - before).to_string(),
+                "trusted": turn.now.wall_trusted,
+            });
             let source = self.settings.gateway.clone();
             self.emit(turn, &source, "clock.stepped", body);
         }
         if turn.now.wall_trusted {
             self.highest_wall_us = self.highest_wall_us.max(turn.now.wall_us);
         }
+    }
+
+    /// Who was refused is told to the sinks as well: the log itself is trimmed (OPS-02).
+    fn keep(&mut self, turn: &mut Turn, record: Record) {
+        if let Record::Audit {
+            actor,
+            action,
+            result,
+        } = &record
+            && result == "forbidden"
+        {
+            let body = serde_json::json!({ "actor": actor.to_string(), "action": action });
+            let source = self.settings.gateway.clone();
+            self.emit(turn, &source, "access.denied", body);
+        }
+        turn.keep(record);
     }
 
     fn set_capacity(&mut self, turn: &mut Turn, full: Option<String>) {

@@ -61,8 +61,8 @@ impl Clock {
     }
 }
 
-/// Clocks that a test moves: `HOLDFAST_TEST_CLOCK` names a file with lines `boot_ms`, `wall_ms` (added to the
-/// real ones), `boot_ns` (where the boot clock stands still), `boot_id`, `trusted`.
+/// Clocks that a test moves: `HOLDFAST_TEST_CLOCK` names a file with lines `boot_ns`, `wall_us` (in place of the
+/// real ones: they stand still), `boot_ms`, `wall_ms` (added), `boot_id`, `trusted`; taken in their order.
 #[cfg(feature = "test-hooks")]
 pub(super) mod hooks {
     use super::{BootId, Now};
@@ -78,11 +78,12 @@ pub(super) mod hooks {
         for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
             let value = value.trim();
             match key.trim() {
+                "boot_ns" => now.boottime_ns = value.parse().unwrap_or(now.boottime_ns),
+                "wall_us" => now.wall_us = value.parse().unwrap_or(now.wall_us),
                 "boot_ms" => {
                     let ns = value.parse::<i64>().unwrap_or(0).saturating_mul(1_000_000);
                     now.boottime_ns = now.boottime_ns.saturating_add_signed(ns);
                 }
-                "boot_ns" => now.boottime_ns = value.parse().unwrap_or(now.boottime_ns),
                 "wall_ms" => now.wall_us += value.parse::<i64>().unwrap_or(0) * 1000,
                 "boot_id" => now.boot_id = BootId::parse(value).unwrap_or(now.boot_id),
                 "trusted" => now.wall_trusted = value == "true",

@@ -20,6 +20,9 @@ const BACKLOG_CONNECTIONS: u32 = 64;
 /// Replies of one connection that wait to be written; of a peer that never reads, more are dropped.
 const REPLIES_MAX: usize = 256;
 const READ_BYTES: usize = 4096;
+/// How often the port is asked for again, and the pause between.
+const RESERVE_TRIES_MAX: usize = 500;
+const RESERVE_PAUSE_MS: u64 = 10;
 
 /// A socket that owns the port but does not listen: connections are refused, and nobody else gets it.
 pub(super) fn reserve(address: SocketAddr) -> io::Result<TcpSocket> {
@@ -31,6 +34,20 @@ pub(super) fn reserve(address: SocketAddr) -> io::Result<TcpSocket> {
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)
+}
+
+/// The same port again. Any process that is just being started holds a copy of the old socket until it has
+/// become its own program.
+async fn reserve_again(address: SocketAddr) -> io::Result<TcpSocket> {
+    for _ in 0..RESERVE_TRIES_MAX {
+        match reserve(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                sleep(Duration::from_millis(RESERVE_PAUSE_MS)).await;
+            }
+            other => return other,
+        }
+    }
+    reserve(address)
 }
 
 /// Opens the port for the first time.
@@ -71,7 +88,7 @@ pub(super) async fn accept(
                 let _ = link.changed().await;
             }
             None => {
-                let socket = reserve(address)?;
+                let socket = reserve_again(address).await?;
                 while !link.borrow_and_update().listening {
                     let _ = link.changed().await;
                 }

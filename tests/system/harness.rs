@@ -39,6 +39,7 @@ pub(crate) struct TestClock {
     stands_at_ns: Option<i64>,
     pub(crate) boot_id: Option<String>,
     pub(crate) trusted: Option<bool>,
+    frozen: Option<(u64, i64)>,
 }
 
 impl TestClock {
@@ -50,9 +51,24 @@ impl TestClock {
             stands_at_ns: None,
             boot_id: None,
             trusted: Some(true),
+            frozen: None,
         };
         clock.write();
         clock
+    }
+    /// From now on both clocks stand still, and move by `pass` alone: for edges that are met exactly.
+    pub(crate) fn freeze(&mut self) {
+        let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let boot_ns = boot.tv_sec as u64 * 1_000_000_000 + boot.tv_nsec as u64;
+        self.frozen = Some((boot_ns, jiff::Timestamp::now().as_microsecond()));
+        self.write();
+    }
+    /// Wall time, microseconds since 1970.
+    pub(crate) fn wall_us(&self) -> i64 {
+        let base = self
+            .frozen
+            .map_or_else(|| jiff::Timestamp::now().as_microsecond(), |(_, wall)| wall);
+        base + self.wall_ms * 1000
     }
     /// Time passes: both clocks.
     pub(crate) fn pass(&mut self, ms: i64) {
@@ -92,7 +108,11 @@ impl TestClock {
         self.write();
     }
     fn write(&self) {
-        let mut text = format!("boot_ms={}\nwall_ms={}\n", self.boot_ms, self.wall_ms);
+        let mut text = String::new();
+        if let Some((boot_ns, wall_us)) = self.frozen {
+            text += &format!("boot_ns={boot_ns}\nwall_us={wall_us}\n");
+        }
+        text += &format!("boot_ms={}\nwall_ms={}\n", self.boot_ms, self.wall_ms);
         if let Some(boot_ns) = self.stands_at_ns {
             text += &format!("boot_ns={boot_ns}\n");
         }
@@ -377,33 +397,41 @@ impl Rig {
     pub(crate) async fn until(&mut self, what: &str, condition: impl AsyncFn(&mut Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !condition(self).await {
-            assert!(Instant::now() < deadline, "in vain: {what}\n{}", self.log());
+            if Instant::now() >= deadline {
+                let status = self.client.get("/v1/status").await;
+                panic!("in vain: {what}\n{status:?}\n{}", self.log());
+            }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
     pub(crate) async fn get(&self, path: &str) -> (u16, Json) {
-        self.answered(path, self.client.get(path).await)
+        self.answer(path, self.client.get(path).await)
     }
     pub(crate) async fn post(&self, path: &str, body: Json) -> (u16, Json) {
-        let raw = self.client.post(path, body.to_string(), 30_000).await;
-        self.answered(path, raw)
+        self.post_text(path, body.to_string()).await
     }
-    fn answered(&self, path: &str, answer: Result<Raw, Failure>) -> (u16, Json) {
+    /// The body as it is written.
+    pub(crate) async fn post_text(&self, path: &str, body: String) -> (u16, Json) {
+        self.answer(path, self.client.post(path, body, 30_000).await)
+    }
+    /// Status and body; a problem is an answer too.
+    fn answer(&self, path: &str, answer: Result<Raw, Failure>) -> (u16, Json) {
         match answer {
-            Ok(raw) => {
-                let json = serde_json::from_str(&raw.text).unwrap_or(Json::Null);
-                (raw.status, json)
-            }
+            Ok(raw) => (
+                raw.status,
+                serde_json::from_str(&raw.text).unwrap_or(Json::Null),
+            ),
             Err(Failure::Problem { status, body }) => (status, body),
-            Err(other) => panic!("{path}: {other:?}\n{}", self.log()),
+            Err(error) => panic!("{path}: {error:?}\n{}", self.log()),
         }
     }
 
     /// The wall clock of the gateway under test, as `issued_at`.
     pub(crate) fn now(&self) -> String {
-        let now = jiff::Timestamp::now();
-        (now + jiff::SignedDuration::from_millis(self.clock.wall_ms)).to_string()
+        jiff::Timestamp::from_microsecond(self.clock.wall_us())
+            .unwrap()
+            .to_string()
     }
 
     /// The body of a request.
