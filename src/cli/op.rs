@@ -181,7 +181,9 @@ pub(super) fn next_steps(operation: &OperationView) -> Vec<String> {
         _ if operation.tombstone => vec![],
         "queued" => vec![format!("wait for the machine, or: holdfast cancel {id}")],
         "held" => vec![
-            format!("look at the machine; to send it all the same: holdfast approve {id}"),
+            format!(
+                "look at the machine; to send it all the same, while it is valid: holdfast approve {id}"
+            ),
             format!("to give it up: holdfast cancel {id}"),
         ],
         "sending" => vec![format!("nothing; look again: holdfast op {id} --wait 10s")],

@@ -182,7 +182,7 @@ owner = "gw-demo"
 protocol = "modbus-tcp"
 address = "ADDRESS"
 unit = 1
-timeout = "500ms"
+timeout = "400ms"
 reconnect_min = "100ms"
 reconnect_max = "400ms"
 [gate]                               # read after every reconnection, before any command
@@ -198,12 +198,12 @@ name = "speed"
 read = "holding:100"
 type = "u16"
 unit = "rpm"
-poll = "250ms"
+poll = "500ms"
 [[event]]
 type = "piece.count"
 source = "on_change"
 read = "holding:200"
-poll = "250ms"
+poll = "500ms"
 class = "business"
 [[command]]
 name = "set_speed"
