@@ -11,25 +11,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tempfile::TempDir;
 
-/// A file system of its own, in memory; gone when dropped.
+/// A file system of its own; gone when dropped.
 struct SmallDisk {
     dir: TempDir,
 }
 
 impl SmallDisk {
+    /// In memory.
     fn new(mebibytes: u32) -> Self {
         let dir = tempfile::Builder::new().prefix("hfdisk").tempdir().unwrap();
         let size = format!("size={mebibytes}m");
-        let done = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
-            .arg(dir.path())
-            .output()
-            .expect("`mount` is there (util-linux)");
-        assert!(
-            done.status.success(),
-            "this test needs to mount a small file system (run it as root): {}",
-            String::from_utf8_lossy(&done.stderr)
-        );
+        run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs"], dir.path());
+        Self { dir }
+    }
+    /// As on a device: ext4 in a file of its own.
+    fn ext4(mebibytes: u32) -> Self {
+        let dir = tempfile::Builder::new().prefix("hfdisk").tempdir().unwrap();
+        let image = dir.path().with_extension("image");
+        let file = std::fs::File::create(&image).unwrap();
+        file.set_len(u64::from(mebibytes) << 20).unwrap();
+        run("mkfs.ext4", &["-q", "-m", "0"], &image);
+        let name = image.to_str().unwrap();
+        run("mount", &["-o", "loop", name], dir.path());
+        // The loop device keeps it until it is unmounted.
+        std::fs::remove_file(&image).unwrap();
         Self { dir }
     }
     fn path(&self) -> &Path {
@@ -65,6 +70,20 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(self.path()).status();
     }
+}
+
+/// Runs a program of the system, or fails: without it nothing is proven.
+fn run(program: &str, args: &[&str], path: &Path) {
+    let done = Command::new(program)
+        .args(args)
+        .arg(path)
+        .output()
+        .unwrap_or_else(|error| panic!("{program} (util-linux, e2fsprogs): {error}"));
+    assert!(
+        done.status.success(),
+        "this test mounts a small file system, which takes root: {program} {args:?}: {}",
+        String::from_utf8_lossy(&done.stderr)
+    );
 }
 
 /// A rig whose journal lives on `disk`, with a cycle that takes a while.
@@ -218,11 +237,21 @@ async fn with_little_room_commands_are_refused_and_outcomes_are_kept() {
 // covers: CAP-02, F093, REC-01
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_filled_to_the_last_byte_under_load_loses_nothing() {
-    let disk = SmallDisk::new(48);
-    let mut rig = rig_on(&disk).await;
+    filled_to_the_last_byte(&SmallDisk::new(48), 3).await;
+}
+
+// covers: CAP-02, F093, REC-01
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_on_ext4() {
+    filled_to_the_last_byte(&SmallDisk::ext4(64), 3).await;
+}
+
+async fn filled_to_the_last_byte(disk: &SmallDisk, turns: u64) {
+    let mut rig = rig_on(disk).await;
     let book = Arc::new(Book::default());
     rig.start_up().await;
-    for turn in 0..3_u64 {
+    let mut random = Random::new(93);
+    for turn in 0..turns {
         let stop = Arc::new(AtomicBool::new(false));
         let mut tasks = Vec::new();
         for caller in 0..3 {
@@ -237,7 +266,8 @@ async fn a_disk_filled_to_the_last_byte_under_load_loses_nothing() {
             Arc::clone(&stop),
         )));
         let before = book.len();
-        rig.until("the load is there", async |_| book.len() > before + 20)
+        let load = 20 + random.below(60) as usize;
+        rig.until("the load is there", async |_| book.len() > before + load)
             .await;
         disk.fill(0);
         let refused = book.refused.load(Ordering::Relaxed);
@@ -251,7 +281,7 @@ async fn a_disk_filled_to_the_last_byte_under_load_loses_nothing() {
             },
         )
         .await;
-        if turn == 2 {
+        if turn == turns - 1 {
             // Killed and started again while there is no room at all.
             rig.kill();
             rig.spawn();
@@ -332,5 +362,79 @@ async fn a_full_sink_directory_stops_no_command_and_gets_every_event_once_later(
     rig.clock.pass(120_000);
     let events = load::check_events(&mut rig).await;
     assert!(events > 80, "{events}");
+    book.verify(&rig.client, &rig.device, &book.ids()).await;
+}
+
+// covers: CAP-02, F093, REC-03
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_on_a_full_disk_waits_for_room_and_takes_nothing_for_damage() {
+    for (disk, clean) in [
+        (SmallDisk::new(48), true),
+        (SmallDisk::ext4(64), true),
+        (SmallDisk::ext4(64), false),
+    ] {
+        let mut rig = rig_on(&disk).await;
+        let book = Book::default();
+        rig.start_up().await;
+        for _ in 0..20 {
+            let (id, body) = book.new_request(load::Kind::Mailbox);
+            let (_, done) = rig.submit_wait(&body).await;
+            book.hear(&id, &done);
+        }
+        // Room for the copy, for the store's first writes, for neither.
+        for leave_bytes in [0, 256 << 10, 6 << 20] {
+            if clean {
+                assert!(rig.stop().await.success(), "{}", rig.log());
+            } else {
+                rig.kill();
+            }
+            disk.fill(leave_bytes);
+            let told = rig.log().len();
+            rig.spawn();
+            supervise_until(
+                &mut rig,
+                "it says what it waits for, or runs",
+                async |rig| is_ready(rig).await || rig.log()[told..].contains("ERROR"),
+            )
+            .await;
+            disk.make_room();
+            supervise_until(&mut rig, "it is back by itself", is_ready).await;
+            check_whole(&mut rig, &book).await;
+        }
+    }
+}
+
+// covers: CAP-01, CAP-05, F093
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_journal_at_its_budget_refuses_with_another_reason_than_a_full_disk() {
+    let mut rig = Rig::with(&load::machine_toml(PRESS), &load::sim_toml(PRESS_SIM)).await;
+    rig.gateway_toml += "[journal]\nbudget = \"32MiB\"\n";
+    rig.start_up().await;
+    let book = Book::default();
+    let (known, known_body) = book.new_request(load::Kind::Mailbox);
+    let (_, done) = rig.submit_wait(&known_body).await;
+    book.hear(&known, &done);
+    // The budget is what the directory takes on the disk, whatever takes it.
+    let ballast = rig.journal_dir().join("ballast");
+    std::fs::write(&ballast, vec![0x55; 30 << 20]).unwrap();
+    let (refused, body) = until_refused(&mut rig, &book).await;
+    check_full(&rig).await;
+    let (_, status) = rig.get("/v1/status").await;
+    assert!(
+        status.to_string().contains("of a budget of 33554432"),
+        "{status}"
+    );
+    assert_eq!(status["journal"]["budget_bytes"], "33554432");
+    let (status, again) = ask(&rig.client, "/v1/operations", Some(&known_body))
+        .await
+        .unwrap();
+    assert_eq!((status, &again["result_id"]), (200, &done["result_id"]));
+    std::fs::remove_file(&ballast).unwrap();
+    rig.until("it takes commands again by itself", async |rig| {
+        let answer = ask(&rig.client, "/v1/operations?wait=5s", Some(&body)).await;
+        answer.is_some_and(|(status, _)| status == 201)
+    })
+    .await;
+    assert_eq!(rig.state(&refused).await, "completed");
     book.verify(&rig.client, &rig.device, &book.ids()).await;
 }
