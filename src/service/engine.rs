@@ -32,7 +32,7 @@ const UPKEEP_COMMITS_MAX: u64 = 200;
 const STOP_MS_MAX: u64 = 10_000;
 /// Entries that one slice of upkeep may touch.
 const UPKEEP_ENTRIES_MAX: usize = 64;
-/// Upkeep is looked at so often when nothing happens, in milliseconds.
+/// Upkeep is done at least so often, in milliseconds.
 const UPKEEP_MS: u64 = 1_000;
 
 /// What the engine is asked.
@@ -469,9 +469,10 @@ impl Engine {
         let Store::Open(journal) = &mut self.store else {
             return Ok(());
         };
-        let idle = taken == 0
-            && (round.busy || round.upkeep_at.elapsed() >= Duration::from_millis(UPKEEP_MS));
-        if idle || round.commits >= UPKEEP_COMMITS_MAX {
+        // Due whoever else wants something: machines that are only read keep messages coming for ever.
+        let due = round.upkeep_at.elapsed() >= Duration::from_millis(UPKEEP_MS);
+        let idle = taken == 0 && round.busy;
+        if idle || due || round.commits >= UPKEEP_COMMITS_MAX {
             round.commits = 0;
             round.upkeep_at = Instant::now();
             round.busy = journal
