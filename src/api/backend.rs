@@ -70,9 +70,12 @@ pub enum ReadError {
     /// Caller.
     #[error("{0}")]
     NotFound(String),
-    /// Device: unreachable, refused, or too slow.
+    /// Device: refused, or too slow.
     #[error("{0}")]
     Device(String),
+    /// Link.
+    #[error("{0}")]
+    Disconnected(String),
     /// Disk.
     #[error("the journal cannot be read: {0}")]
     Store(String),

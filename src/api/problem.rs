@@ -157,6 +157,7 @@ impl From<ReadError> for Problem {
         match error {
             ReadError::NotFound(_) => Self::new(StatusCode::NOT_FOUND, "not_found", detail),
             ReadError::Device(_) => Self::new(StatusCode::BAD_GATEWAY, "device_error", detail),
+            ReadError::Disconnected(_) => Self::new(StatusCode::CONFLICT, "disconnected", detail),
             ReadError::Store(_) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", detail)
             }

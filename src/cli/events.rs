@@ -96,13 +96,22 @@ fn show(event: &str, out: &mut Out) {
         format!(" [{quality}]")
     };
     out.line(&format!(
-        "{} {}/{}/{} {} x{}{quality} {}",
+        "{} {}/{}/{} {} x{}{quality}{}",
         short_time(&text("time")),
         text("source"),
         text("epoch"),
         text("sequence"),
         text("type"),
         event["qty"],
-        event["body"]
+        members(&event["body"])
     ));
+}
+
+/// `name=value` of whatever there is to say, so that a line breaks between them.
+fn members(body: &Json) -> String {
+    let fields = body.as_object().into_iter().flatten();
+    fields
+        .filter(|(_, value)| !value.is_null() && value.as_str() != Some(""))
+        .map(|(name, value)| format!(" {name}={value}"))
+        .collect()
 }

@@ -12,6 +12,8 @@ use std::io::Write as _;
 pub enum Exit {
     /// Done, or completed.
     Done = 0,
+    /// The demo did not go as it must.
+    Mismatch = 1,
     /// The request cannot be taken as it is.
     Usage = 2,
     /// Rejected, expired, cancelled, held, superseded.
@@ -127,11 +129,39 @@ impl Failure {
     }
 }
 
+/// What the person at the terminal can do about it.
+fn hint(body: &Json) -> Option<String> {
+    let operation = &body["operation"];
+    let id = operation["operation_id"].as_str();
+    let machine = operation["machine"].as_str().unwrap_or_default();
+    match (body["code"].as_str()?, body["field"].as_str()) {
+        ("invalid_argument", Some("expected_config_version")) => {
+            Some("--expect-version N; `holdfast op` of an earlier one shows what was found".into())
+        }
+        ("missing_operation_id", _) => Some("--id ID".into()),
+        ("disconnected", _) => Some(match id {
+            Some(_) => format!(
+                "once `holdfast machine {machine}` says up, submit it under a new id: this one had no effect"
+            ),
+            None => "`holdfast machine` says why; `read --cached` shows the last values".into(),
+        }),
+        ("queue_full", _) => Some(format!(
+            "`holdfast ops --machine {machine} --state queued` shows it; --replaces ID takes its place, where the policy allows"
+        )),
+        ("unknown_operation", _) => Some("`holdfast ops` lists those that are".into()),
+        ("idempotency_conflict", _) => Some("`holdfast op ID` shows what is recorded".into()),
+        _ => None,
+    }
+}
+
 /// A problem document in plain words.
 fn explain(body: &Json) -> String {
     let mut text = body["detail"].as_str().unwrap_or("refused").to_owned();
     if let Some(code) = body["code"].as_str() {
         text.push_str(&format!(" [{code}]"));
+    }
+    if let Some(hint) = hint(body) {
+        text.push_str(&format!("\nnext: {hint}"));
     }
     for side in ["recorded", "received"] {
         if let Some(digest) = body[side]["digest"].as_str() {

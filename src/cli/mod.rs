@@ -16,7 +16,7 @@ mod ops;
 pub mod policy;
 mod read;
 mod reload;
-mod report;
+pub mod report;
 mod sinks;
 mod status;
 mod submit;
@@ -35,6 +35,7 @@ pub const SOCKET_DEFAULT: &str = "/run/holdfast/api.sock";
 const EXIT_CODES: &str = "\
 Exit codes:
    0  done, or completed
+   1  demo only: something was not as it must be
    2  usage: the request cannot be taken as it is
    3  not sent: rejected, expired, cancelled, held, superseded; no effect
    4  the device refused; no effect

@@ -115,9 +115,9 @@ fn show_facts(operation: &OperationView, out: &mut Out) {
     if let Some(expected) = operation.expected_config_version {
         let found = operation
             .version_found
-            .map_or("not read yet".into(), |v| v.to_string());
+            .map_or("not read yet".into(), |v| format!("found {v}"));
         out.line(&format!(
-            "  configuration version expected {expected}, found {found}"
+            "  configuration version: expected {expected}, {found}"
         ));
     }
     if let Some(id) = &operation.result_id {
@@ -181,7 +181,7 @@ pub(super) fn next_steps(operation: &OperationView) -> Vec<String> {
         _ if operation.tombstone => vec![],
         "queued" => vec![format!("wait for the machine, or: holdfast cancel {id}")],
         "held" => vec![
-            format!("look at the machine; to let it go on: holdfast approve {id}"),
+            format!("look at the machine; to send it all the same: holdfast approve {id}"),
             format!("to give it up: holdfast cancel {id}"),
         ],
         "sending" => vec![format!("nothing; look again: holdfast op {id} --wait 10s")],

@@ -15,11 +15,11 @@ struct Part {
     next: Option<String>,
 }
 
-pub(super) async fn run(
-    client: &Client,
-    out: &mut Out,
-    from: Option<&str>,
-) -> Result<Exit, Failure> {
+/// Prints it.
+///
+/// # Errors
+/// [`Failure`].
+pub async fn run(client: &Client, out: &mut Out, from: Option<&str>) -> Result<Exit, Failure> {
     let from = from.map(since).transpose()?;
     let mut rows: Vec<Json> = Vec::new();
     let mut after: Option<String> = None;
@@ -55,6 +55,17 @@ pub(super) async fn run(
 }
 
 fn show(row: &ReportRow, out: &mut Out) {
+    if row.state == "superseded" && row.sent_at.is_none() {
+        // A display makes hundreds of these; its id and its successor are all there is to say.
+        out.toned(
+            Tone::Faint,
+            &format!(
+                "{}: superseded, not sent: {} ({}/{})",
+                row.operation_id, row.reason, row.machine, row.command
+            ),
+        );
+        return;
+    }
     out.toned(
         Tone::of_state(&row.state),
         &format!("{}: {}", row.operation_id, row.state),

@@ -543,7 +543,10 @@ impl Gateway {
         if let Some(before) = self.wall_offset_us.replace(offset_us)
             && before.abs_diff(offset_us) > STEP_US_MIN
         {
-            let body = serde_json::json!({ "step_us": (offset_us - before).to_string() });
+            let body = serde_json::json!({
+                "step_us": (offset_us - before).to_string(),
+                "trusted": turn.now.wall_trusted,
+            });
             let source = self.settings.gateway.clone();
             self.emit(turn, &source, "clock.stepped", body);
         }

@@ -119,7 +119,7 @@ impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disconnected => {
-                f.write_str("the machine is not connected, and this command never waits")
+                f.write_str("the machine cannot be commanded now, and this command never waits")
             }
             Self::QueueFull { limit } => {
                 write!(f, "{limit} of this command already wait, the most allowed")

@@ -771,7 +771,9 @@ fn interval_ns(rate_milli: u64) -> u64 {
     (NS_PER_S * 1000) / rate_milli.max(1)
 }
 
-fn identity_mismatch(spec: &MachineSpec, gate: &GateReading) -> Option<HeldReason> {
+/// Another device, or another program, than the one that is configured (POL-06).
+#[must_use]
+pub fn identity_mismatch(spec: &MachineSpec, gate: &GateReading) -> Option<HeldReason> {
     let check = spec.gate.identity.as_ref()?;
     let found = gate.identity.as_ref();
     (found != Some(&check.equals)).then(|| HeldReason::IdentityMismatch {

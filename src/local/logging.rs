@@ -1,4 +1,4 @@
-//! Owns: the log on standard error, in the form the system's journal reads.
+//! Owns: the log, on standard error in the form the system's journal reads, or in a file.
 //! May call: nothing of ours.
 //! Never: write a secret, or block on a reader that is gone.
 
@@ -8,25 +8,35 @@ use std::io::Write as _;
 /// Longest line, in bytes.
 const LINE_BYTES_MAX: usize = 2_000;
 
-struct Stderr {
+struct Logger {
     /// With a service manager behind it each line begins with its priority (sd-daemon(3)).
     priorities: bool,
+    /// Instead of standard error.
+    file: Option<std::fs::File>,
 }
 
 /// Logs at `level`; `HOLDFAST_LOG` (`error`, `warn`, `info`, `debug`, `trace`) overrides it.
 pub(super) fn start(level: LevelFilter) {
+    let priorities = std::env::var_os("JOURNAL_STREAM").is_some();
+    set(level, priorities, None);
+}
+
+/// The same, into a file.
+pub(super) fn start_to(level: LevelFilter, file: std::fs::File) {
+    set(level, false, Some(file));
+}
+
+fn set(level: LevelFilter, priorities: bool, file: Option<std::fs::File>) {
     let asked = std::env::var("HOLDFAST_LOG")
         .ok()
         .and_then(|text| text.parse().ok());
-    let logger = Stderr {
-        priorities: std::env::var_os("JOURNAL_STREAM").is_some(),
-    };
+    let logger = Logger { priorities, file };
     if log::set_boxed_logger(Box::new(logger)).is_ok() {
         log::set_max_level(asked.unwrap_or(level));
     }
 }
 
-impl Log for Stderr {
+impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         // The store's own chatter is no news below a warning.
         let ours = metadata.target().starts_with("holdfast");
@@ -55,7 +65,11 @@ impl Log for Stderr {
         } else {
             format!("{:<5} {text}\n", record.level())
         };
-        let _ = std::io::stderr().write_all(line.as_bytes());
+        // A log that cannot be written must not stop what it tells of.
+        let _ = match &self.file {
+            Some(file) => (&mut &*file).write_all(line.as_bytes()),
+            None => std::io::stderr().write_all(line.as_bytes()),
+        };
     }
     fn flush(&self) {}
 }

@@ -22,6 +22,9 @@ use tokio_modbus::Request;
 pub(super) const TOO_LATE: &str = "its validity ended before the first byte could be handed over";
 /// Most readings of a guarded group before its values are called uncertain (F051).
 pub const GUARD_TRIES_MAX: usize = 3;
+/// Longest wait before a device is tried again that was silent and refused nothing, in milliseconds: one
+/// that is back is read within ten seconds, whatever the configured longest (F059).
+pub const SILENT_WAIT_MS_MAX: u64 = 5_000;
 
 /// Why the link, or the device behind it, does not serve.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -119,6 +122,8 @@ pub struct Link {
     deadline: Option<Deadline>,
     /// Since the last connection that proved itself.
     failures: u32,
+    /// Nothing answered at the last try: no slot of the device can be at stake.
+    silent: bool,
 }
 
 /// Words that were read, by place.
@@ -162,6 +167,7 @@ impl Link {
             last_reply: None,
             deadline: None,
             failures: 0,
+            silent: false,
         }
     }
 
@@ -171,6 +177,16 @@ impl Link {
     /// [`LinkError`]. After [`LinkError::UnitOffline`] the connection stays open for the next call.
     pub async fn connect(&mut self) -> Result<(), LinkError> {
         self.failures = self.failures.saturating_add(1);
+        let timeouts = self.tally.timeouts.load(Relaxed);
+        let connected = self.try_connect().await;
+        self.silent = match &connected {
+            Err(LinkError::ConnectTimeout { .. } | LinkError::Unreachable { .. }) => true,
+            _ => self.tally.timeouts.load(Relaxed) > timeouts,
+        };
+        connected
+    }
+
+    async fn try_connect(&mut self) -> Result<(), LinkError> {
         if self.session.as_ref().is_none_or(Session::is_closed) {
             // One connection per device: the old one is closed before a new one is opened (F141).
             self.disconnect("a new connection");
@@ -198,10 +214,18 @@ impl Link {
     }
 
     /// How long to wait before the next [`Link::connect`], by any `random` number: uniform between the
-    /// least wait and that doubled for each failure, never above the configured longest (F141).
+    /// least wait and that doubled for each failure, never above the configured longest (F141), nor, while
+    /// nothing answers at all, above [`SILENT_WAIT_MS_MAX`].
     #[must_use]
     pub fn backoff_ms(&self, random: u32) -> u64 {
-        let (least, longest) = (self.modbus.reconnect_ms_min, self.modbus.reconnect_ms_max);
+        let least = self.modbus.reconnect_ms_min;
+        let longest = match self.silent {
+            true => self
+                .modbus
+                .reconnect_ms_max
+                .min(SILENT_WAIT_MS_MAX.max(least)),
+            false => self.modbus.reconnect_ms_max,
+        };
         let doubled = least.saturating_mul(1 << self.failures.min(20));
         let spread = doubled.min(longest).saturating_sub(least);
         let share = u128::from(spread) * u128::from(random) / u128::from(u32::MAX);
@@ -212,6 +236,12 @@ impl Link {
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.ready && self.is_open()
+    }
+
+    /// The unit that is asked.
+    #[must_use]
+    pub fn unit(&self) -> u8 {
+        self.modbus.unit
     }
 
     /// Whether the TCP connection stands: not the same as the unit being there (F043).

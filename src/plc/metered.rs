@@ -242,6 +242,12 @@ impl State {
         if rest.is_empty() || rest.len() != bytes.len() {
             return Poll::Ready(Err(Error::new(ErrorKind::InvalidInput, "a second request")));
         }
+        #[cfg(feature = "test-hooks")]
+        let rest = match hooks::break_after(&self.meter.request, self.meter.sent) {
+            Some(0) => return Poll::Ready(Err(Error::from(ErrorKind::ConnectionReset))),
+            Some(most) => &rest[..rest.len().min(most)],
+            None => rest,
+        };
         let Some(wire) = &mut self.wire else {
             return Poll::Ready(Err(gone()));
         };
@@ -339,5 +345,31 @@ impl AsyncRead for Line {
         out: &mut ReadBuf<'_>,
     ) -> Poll<Result<()>> {
         self.state().poll_reply(cx, out)
+    }
+}
+
+/// A link that breaks within a write, which a kernel's buffer hides for frames this short:
+/// `HOLDFAST_BREAK_WRITE=n` has the first write lose its connection after n bytes.
+#[cfg(feature = "test-hooks")]
+mod hooks {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    /// How many more bytes may go; 0: the connection breaks now, this once.
+    pub(super) fn break_after(request: &[u8], sent: usize) -> Option<usize> {
+        static WANTED: OnceLock<Option<usize>> = OnceLock::new();
+        static BROKEN: AtomicBool = AtomicBool::new(false);
+        let wanted =
+            WANTED.get_or_init(|| std::env::var("HOLDFAST_BREAK_WRITE").ok()?.parse().ok());
+        let most = (*wanted)?;
+        let write = matches!(request.get(7), Some(5 | 6 | 15 | 16));
+        if !write || BROKEN.load(SeqCst) {
+            return None;
+        }
+        let left = most.saturating_sub(sent);
+        if left == 0 {
+            BROKEN.store(true, SeqCst);
+        }
+        Some(left)
     }
 }

@@ -13,6 +13,8 @@ pub const REFUSED_RETRY_MS: u64 = 60_000;
 pub const BUSY_RETRIES_MAX: u32 = 2;
 
 const NS_PER_MS: u64 = 1_000_000;
+/// Never asked for yet: it has missed nothing.
+const DUE_AT_ONCE: u64 = 0;
 
 /// Neighbouring places of one table: one read request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,6 +216,20 @@ struct Block {
     refused: Option<u8>,
 }
 
+impl Block {
+    fn cycle_ns(&self) -> u64 {
+        self.poll_ms.saturating_mul(NS_PER_MS).max(1)
+    }
+
+    /// Whole cycles that have gone by since it was due.
+    fn missed(&self, now_ns: u64) -> u64 {
+        if self.due_ns == DUE_AT_ONCE {
+            return 0;
+        }
+        now_ns.saturating_sub(self.due_ns) / self.cycle_ns()
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Unit {
     points: Vec<Point>,
@@ -235,6 +251,8 @@ pub struct PollPlan {
     /// By number, so that a step finds its block after others were split.
     blocks: BTreeMap<usize, Block>,
     next_block: usize,
+    /// Cycles in which a block was not read (F033).
+    skipped: u64,
 }
 
 impl PollPlan {
@@ -245,11 +263,12 @@ impl PollPlan {
             limits: Limits::of(&spec.link),
             blocks: BTreeMap::new(),
             next_block: 0,
+            skipped: 0,
         };
         let mut singles: BTreeMap<(u64, ModbusArea), Vec<Unit>> = BTreeMap::new();
         for (poll_ms, unit) in units(spec, plan.limits) {
             if unit.in_pieces {
-                plan.add(poll_ms, 0, vec![unit]);
+                plan.add(poll_ms, DUE_AT_ONCE, vec![unit]);
             } else if let Some(first) = unit.points.first() {
                 let area = Span::of(&first.at).area;
                 singles.entry((poll_ms, area)).or_default().push(unit);
@@ -257,7 +276,7 @@ impl PollPlan {
         }
         for ((poll_ms, _), units) in singles {
             for units in pack(units, plan.limits) {
-                plan.add(poll_ms, 0, units);
+                plan.add(poll_ms, DUE_AT_ONCE, units);
             }
         }
         plan
@@ -293,6 +312,14 @@ impl PollPlan {
     #[must_use]
     pub fn next_due_ns(&self) -> Option<u64> {
         self.blocks.values().map(|block| block.due_ns).min()
+    }
+
+    /// Cycles that were missed and are not made up for, those of a block that is late at `now_ns` included:
+    /// a poll that comes late stands for one cycle, whatever was due before it (F033).
+    #[must_use]
+    pub fn skipped(&self, now_ns: u64) -> u64 {
+        let late: u64 = self.blocks.values().map(|block| block.missed(now_ns)).sum();
+        self.skipped.saturating_add(late)
     }
 
     /// What the device refuses, in plain words, to be shown.
@@ -340,18 +367,20 @@ impl PollPlan {
         let Some(block) = self.blocks.get_mut(&request.block) else {
             return true;
         };
-        let cycle_ns = block.poll_ms.saturating_mul(NS_PER_MS);
+        let cycle_ns = block.cycle_ns();
         if end == StepEnd::Busy && block.busy_retries < BUSY_RETRIES_MAX {
             block.busy_retries += 1;
             block.due_ns = now_ns.saturating_add(cycle_ns / 4);
             return true;
         }
         block.busy_retries = 0;
-        let on_beat = block.due_ns.saturating_add(cycle_ns);
-        block.due_ns = if on_beat > now_ns {
-            on_beat
-        } else {
+        let missed = block.missed(now_ns);
+        self.skipped = self.skipped.saturating_add(missed);
+        block.due_ns = if block.due_ns == DUE_AT_ONCE {
             now_ns.saturating_add(cycle_ns)
+        } else {
+            let cycles = missed.saturating_add(1);
+            block.due_ns.saturating_add(cycle_ns.saturating_mul(cycles))
         };
         match end {
             StepEnd::Read => block.refused = None,
@@ -508,6 +537,44 @@ mod tests {
             merge(&[at(Holding, 65535, DataType::U16)], LIMITS),
             [span(Holding, 65535, 1)]
         );
+    }
+
+    // covers: F033
+    #[test]
+    fn a_missed_cycle_is_counted_and_not_made_up_for() {
+        let mut plan = PollPlan {
+            limits: LIMITS,
+            blocks: BTreeMap::new(),
+            next_block: 0,
+            skipped: 0,
+        };
+        let point = Point {
+            id: PointId::Tag(0),
+            at: at(ModbusArea::Holding, 0, DataType::U16),
+            no_value: Vec::new(),
+        };
+        let unit = Unit {
+            points: vec![point],
+            guard: None,
+            in_pieces: false,
+        };
+        plan.add(100, DUE_AT_ONCE, vec![unit]);
+        let ms = |ms: u64| ms * NS_PER_MS;
+        let read_at = |plan: &mut PollPlan, now_ms: u64| {
+            let step = plan.due(ms(now_ms)).remove(0);
+            assert!(plan.finish(&step, StepEnd::Read, ms(now_ms)));
+            (plan.skipped(ms(now_ms)), plan.next_due_ns())
+        };
+        // The first is late for nothing, whatever the clock says.
+        assert_eq!(read_at(&mut plan, 5_000), (0, Some(ms(5_100))));
+        assert_eq!(read_at(&mut plan, 5_199), (0, Some(ms(5_200))));
+        // 5200 is read at 5430: the cycles of 5300 and 5400 are gone, the next is due on the beat.
+        assert_eq!(plan.skipped(ms(5_430)), 2);
+        assert_eq!(read_at(&mut plan, 5_430), (2, Some(ms(5_500))));
+        assert!(plan.due(ms(5_499)).is_empty());
+        assert_eq!(plan.skipped(ms(5_499)), 2);
+        // A lost link misses cycles too, while it lasts.
+        assert_eq!(plan.skipped(ms(6_500)), 12);
     }
 
     proptest! {

@@ -136,7 +136,12 @@ impl Gate {
         points: Vec<(String, Scalar)>,
     ) -> Result<Vec<(String, Value)>, String> {
         let (reply, answer) = oneshot::channel();
-        if !self.0.board.send(machine, Errand::Read { points, reply }) {
+        if self
+            .0
+            .board
+            .send(machine, Errand::Read { points, reply })
+            .is_err()
+        {
             return Err("the machine's task does not run".into());
         }
         match tokio::time::timeout(Duration::from_millis(READ_MS_MAX), answer).await {
@@ -580,10 +585,13 @@ impl Backend for Gate {
                 points.push((tag.clone(), (tag.name.clone(), tag.at)));
             }
             let asked = points.iter().map(|(_, point)| point.clone()).collect();
-            let values = gate
-                .read_device(&machine, asked)
-                .await
-                .map_err(ReadError::Device)?;
+            let values = gate.read_device(&machine, asked).await.map_err(|why| {
+                if *shared.connected.borrow() {
+                    ReadError::Device(why)
+                } else {
+                    ReadError::Disconnected(why)
+                }
+            })?;
             let now = gate.0.clock.now();
             let status = points.into_iter().map(|(tag, _)| {
                 let value = values
@@ -726,8 +734,7 @@ impl Gate {
             for tag in tags {
                 tag.value = None;
                 tag.quality = Quality::Bad;
-                tag.reason =
-                    Some("config_mismatch: another device, or another program, answers".into());
+                tag.reason = Some(super::machine_task::NOT_OURS.into());
             }
         }
     }

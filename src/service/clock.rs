@@ -62,7 +62,7 @@ impl Clock {
 }
 
 /// Clocks that a test moves: `HOLDFAST_TEST_CLOCK` names a file with lines `boot_ns`, `wall_us` (in place of the
-/// real ones: they stand still), `boot_ms`, `wall_ms` (added), `boot_id`, `trusted`.
+/// real ones: they stand still), `boot_ms`, `wall_ms` (added), `boot_id`, `trusted`; taken in their order.
 #[cfg(feature = "test-hooks")]
 pub(super) mod hooks {
     use super::{BootId, Now};

@@ -32,7 +32,7 @@ const UPKEEP_COMMITS_MAX: u64 = 200;
 const STOP_MS_MAX: u64 = 10_000;
 /// Entries that one slice of upkeep may touch.
 const UPKEEP_ENTRIES_MAX: usize = 64;
-/// Upkeep is done at least so often, in milliseconds.
+/// Upkeep is looked at so often when nothing happens, in milliseconds.
 const UPKEEP_MS: u64 = 1_000;
 
 /// What the engine is asked.
@@ -117,10 +117,16 @@ impl Switchboard {
             .unwrap_or_else(PoisonError::into_inner)
             .remove(machine);
     }
-    /// Whether the errand was taken.
-    pub fn send(&self, machine: &str, errand: Errand) -> bool {
+    /// Hands an errand over.
+    ///
+    /// # Errors
+    /// The errand: no task is there to take it.
+    pub fn send(&self, machine: &str, errand: Errand) -> Result<(), Errand> {
         let board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        board.get(machine).is_some_and(|to| to.send(errand).is_ok())
+        match board.get(machine) {
+            Some(to) => to.send(errand).map_err(|unsent| unsent.0),
+            None => Err(errand),
+        }
     }
 }
 
@@ -162,6 +168,8 @@ struct Round {
     waiters: HashMap<Token, oneshot::Sender<Answer>>,
     ended: HashMap<OperationId, Vec<oneshot::Sender<()>>>,
     kept: Vec<oneshot::Sender<()>>,
+    /// What errands came to that nobody took, for the next round.
+    returned: Vec<Input>,
     next_token: u64,
     commits: u64,
     busy: bool,
@@ -179,6 +187,7 @@ impl Engine {
             waiters: HashMap::new(),
             ended: HashMap::new(),
             kept: Vec::new(),
+            returned: Vec::new(),
             next_token: 0,
             commits: 0,
             busy: false,
@@ -222,7 +231,7 @@ impl Engine {
             .core
             .next_due_ns()
             .map(|due| Duration::from_nanos(due.saturating_sub(now.boottime_ns)));
-        let upkeep = if round.busy {
+        let upkeep = if round.busy || !round.returned.is_empty() {
             Duration::ZERO
         } else {
             Duration::from_millis(UPKEEP_MS.min(BEAT_MS_MAX))
@@ -245,6 +254,9 @@ impl Engine {
         let mut outputs = Vec::new();
         if let Some(output) = self.watch_capacity(&now) {
             outputs.push(output);
+        }
+        for input in std::mem::take(&mut round.returned) {
+            outputs.extend(self.decide(&now, input));
         }
         let mut next = first;
         let mut taken = 0;
@@ -458,10 +470,11 @@ impl Engine {
             } => (machine, Errand::Probe { operation, probe }),
             Effect::Burn { machine, request } => (machine, Errand::Burn { request }),
         };
-        if !self.board.send(&machine, errand) {
-            log::error!(
-                "{machine}: no task takes its errands; what was under way stays unknown until a restart"
-            );
+        // While a machine's task is exchanged nobody takes them: then nothing was sent, and that is known.
+        if let Err(errand) = self.board.send(&machine, errand) {
+            round
+                .returned
+                .extend(errand.refused(&machine, "its link is not running"));
         }
     }
 
@@ -469,10 +482,9 @@ impl Engine {
         let Store::Open(journal) = &mut self.store else {
             return Ok(());
         };
-        // Due whoever else wants something: machines that are only read keep messages coming for ever.
+        // Between messages if there is a moment, and now and then if there never is one.
         let due = round.upkeep_at.elapsed() >= Duration::from_millis(UPKEEP_MS);
-        let idle = taken == 0 && round.busy;
-        if idle || due || round.commits >= UPKEEP_COMMITS_MAX {
+        if due || (round.busy && taken == 0) || round.commits >= UPKEEP_COMMITS_MAX {
             round.commits = 0;
             round.upkeep_at = Instant::now();
             round.busy = journal

@@ -9,10 +9,11 @@ use crate::api::backend::TagStatus;
 use crate::core::contract::{Exchange, Job, MailboxRequest, Outcome, Probe, ProbeAnswer, Reply};
 use crate::core::gateway::{Input, LinkChange};
 use crate::core::ids::{AttemptId, OperationId};
-use crate::core::spec::{LinkSpec, MachineSpec, Quality, Scalar, Value};
+use crate::core::machine::identity_mismatch;
+use crate::core::spec::{MachineSpec, Quality, Scalar, Value};
 use crate::core::time::{Deadline, NS_PER_MS, Stamp};
 use crate::failpoint;
-use crate::plc::link::{Link, LinkError, Reading};
+use crate::plc::link::{Link, Reading};
 use crate::plc::plan::{PointId, PollPlan};
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -21,6 +22,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 /// A tag that has not been read for so many of its cycles is stale.
 const STALE_CYCLES_MAX: u64 = 3;
+/// What is said of a value that some other device gives.
+pub(super) const NOT_OURS: &str = "config_mismatch: another device, or another program, answers";
 
 /// What the engine, or a reader, wants of the machine.
 pub enum Errand {
@@ -56,6 +59,50 @@ pub enum Errand {
         /// For whom.
         reply: oneshot::Sender<Result<Vec<(String, Value)>, String>>,
     },
+}
+
+impl Errand {
+    /// It was not done, and no byte was sent for it: what the engine is to hear of that.
+    pub fn refused(self, machine: &str, reason: &str) -> Option<Input> {
+        let machine = machine.to_owned();
+        let why = format!("not connected: {reason}");
+        let not_sent = |why| Exchange {
+            outcome: Outcome::NotSent { why },
+            bytes_sent: 0,
+            bytes_total: 0,
+            request_ident: String::new(),
+            sent_at: None,
+            replied_at: None,
+            reply: Vec::new(),
+        };
+        Some(match self {
+            Self::Run {
+                operation, attempt, ..
+            } => Input::Exchanged {
+                machine,
+                operation,
+                attempt,
+                exchange: not_sent(why),
+            },
+            Self::ReadGate => Input::Gate {
+                machine,
+                reading: Err(why),
+            },
+            Self::Probe { operation, .. } => Input::Probed {
+                machine,
+                operation,
+                answer: ProbeAnswer::Failed(why),
+            },
+            Self::Burn { .. } => Input::Burned {
+                machine,
+                exchange: not_sent(why),
+            },
+            Self::Read { reply, .. } => {
+                let _ = reply.send(Err(why));
+                return None;
+            }
+        })
+    }
 }
 
 /// What everybody may see of a machine.
@@ -180,9 +227,9 @@ pub struct MachineTask {
     beat: Beat,
     observed: HashMap<usize, (Option<Value>, Quality)>,
     gate_at_ns: u64,
-    polls_skipped: u64,
+    /// Whether the configured device answers; `None` until the gate was read over this connection.
+    identified: Option<bool>,
     polls: u64,
-    failures: u32,
     seed: crate::core::jitter::Jitter,
 }
 
@@ -218,9 +265,8 @@ impl MachineTask {
             beat,
             observed: HashMap::new(),
             gate_at_ns: 0,
-            polls_skipped: 0,
+            identified: None,
             polls: 0,
-            failures: 0,
             seed,
         }
     }
@@ -233,17 +279,16 @@ impl MachineTask {
                 change: LinkChange::Connecting,
             })
             .await;
-            let (left, keep_open) = match self.link.connect().await {
-                Ok(()) => (self.connected().await, false),
-                // The way there stands, the unit behind it does not (F043): it is asked again over the same way.
-                Err(error @ LinkError::UnitOffline { .. }) => (Left::Lost(error.to_string()), true),
-                Err(error) => (Left::Lost(error.to_string()), false),
+            let left = match self.link.connect().await {
+                Ok(()) => self.connected().await,
+                Err(error) => Left::Lost(error.to_string()),
             };
             let (reason, stopped) = match left {
                 Left::Stopped => ("the gateway is stopping".to_owned(), true),
                 Left::Lost(reason) => (reason, false),
             };
-            if !keep_open {
+            // A way that stands while the unit behind it does not is used again (F043).
+            if stopped || !self.link.is_open() {
                 self.link.disconnect(&reason);
             }
             self.lost(&reason).await;
@@ -252,11 +297,16 @@ impl MachineTask {
             }
         }
         self.link.disconnect("the gateway is stopping");
+        // What came in the meantime is answered, and nothing more can come: no operation is left under way.
+        self.errands.close();
+        while let Some(errand) = self.errands.recv().await {
+            self.refuse(errand, "the gateway is stopping").await;
+        }
     }
 
     async fn connected(&mut self) -> Left {
-        self.failures = 0;
         log::info!("{}: connected", self.spec.name);
+        self.identified = self.spec.gate.identity.is_none().then_some(true);
         self.shared.connected.send_replace(true);
         self.gate_at_ns = self.clock.now().boottime_ns;
         self.tell(Input::Link {
@@ -278,6 +328,12 @@ impl MachineTask {
                 return Left::Stopped;
             }
             if !self.link.is_connected() {
+                if self.link.is_open() {
+                    return Left::Lost(format!(
+                        "unit {} is offline behind its gateway; the connection to that stands",
+                        self.link.unit()
+                    ));
+                }
                 return Left::Lost(
                     "the connection was dropped after a reply that did not come or did not fit"
                         .into(),
@@ -312,7 +368,8 @@ impl MachineTask {
     /// One step of polling, if one is due. Whether one was.
     async fn poll_once(&mut self) -> bool {
         let now = self.clock.now().boottime_ns;
-        if self.gate_due_ns() <= now {
+        // Who answers comes before what it says (F055).
+        if self.identified.is_none() || self.gate_due_ns() <= now {
             self.read_gate().await;
             return true;
         }
@@ -333,9 +390,17 @@ impl MachineTask {
         false
     }
 
-    async fn publish(&mut self, reading: Reading) {
+    async fn publish(&mut self, mut reading: Reading) {
+        let own = self.identified == Some(true);
+        if !own {
+            reading.value = None;
+            reading.quality = Quality::Bad;
+            reading.reason = Some(NOT_OURS.to_owned());
+        }
         match reading.id {
             PointId::Tag(index) => self.shared.keep(index, &reading),
+            // Another device's values are no event of this machine; its own are seen when it is back.
+            PointId::Event(_) if !own => {}
             PointId::Event(index) => {
                 // A device that is only busy has said nothing about the value.
                 if reading.quality == Quality::Stale {
@@ -368,6 +433,10 @@ impl MachineTask {
             .await
             .map_err(|error| error.to_string());
         self.gate_at_ns = self.clock.now().boottime_ns;
+        self.identified = Some(match &reading {
+            Ok(reading) => identity_mismatch(&self.spec, reading).is_none(),
+            Err(_) => self.spec.gate.identity.is_none(),
+        });
         self.tell(Input::Gate {
             machine: self.spec.name.clone(),
             reading,
@@ -442,61 +511,17 @@ impl MachineTask {
     }
 
     async fn refuse(&mut self, errand: Errand, reason: &str) {
-        let machine = self.spec.name.clone();
-        let not_sent = || Exchange {
-            outcome: Outcome::NotSent {
-                why: format!("not connected: {reason}"),
-            },
-            bytes_sent: 0,
-            bytes_total: 0,
-            request_ident: String::new(),
-            sent_at: None,
-            replied_at: None,
-            reply: Vec::new(),
-        };
-        let input = match errand {
-            Errand::Run {
-                operation, attempt, ..
-            } => Input::Exchanged {
-                machine,
-                operation,
-                attempt,
-                exchange: not_sent(),
-            },
-            Errand::ReadGate => Input::Gate {
-                machine,
-                reading: Err(format!("not connected: {reason}")),
-            },
-            Errand::Probe { operation, .. } => {
-                let answer = ProbeAnswer::Failed(format!("not connected: {reason}"));
-                Input::Probed {
-                    machine,
-                    operation,
-                    answer,
-                }
-            }
-            Errand::Burn { .. } => Input::Burned {
-                machine,
-                exchange: not_sent(),
-            },
-            Errand::Read { reply, .. } => {
-                let _ = reply.send(Err(format!("not connected: {reason}")));
-                return;
-            }
-        };
-        self.tell(input).await;
+        if let Some(input) = errand.refused(&self.spec.name, reason) {
+            self.tell(input).await;
+        }
     }
 
-    /// Waits before the next connection: doubled, full jitter. Whether to stop.
+    /// Waits before the next connection, as long as the link says. Whether to stop.
     async fn pause(&mut self) -> bool {
-        let LinkSpec::ModbusTcp(modbus) = &self.spec.link;
-        let most = modbus
-            .reconnect_ms_min
-            .saturating_mul(1 << self.failures.min(16))
-            .min(modbus.reconnect_ms_max);
-        self.failures = self.failures.saturating_add(1);
-        let least = modbus.reconnect_ms_min / 2;
-        let wait_ms = least + self.seed.below(most.saturating_sub(least).max(1));
+        let random = self.seed.below(u64::from(u32::MAX) + 1);
+        let wait_ms = self
+            .link
+            .backoff_ms(u32::try_from(random).unwrap_or(u32::MAX));
         let until = tokio::time::Instant::now() + Duration::from_millis(wait_ms);
         loop {
             self.beat.at(self.clock.now().boottime_ns);
@@ -520,7 +545,8 @@ impl MachineTask {
     fn show_counters(&mut self) {
         let mut counters = self.link.counters();
         counters.push(("polls".into(), self.polls));
-        counters.push(("polls_skipped".into(), self.polls_skipped));
+        let now = self.clock.now().boottime_ns;
+        counters.push(("polls_skipped".into(), self.plan.skipped(now)));
         *self
             .shared
             .counters

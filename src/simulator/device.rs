@@ -310,6 +310,11 @@ impl Device {
         state.free_slots(Instant::now());
         state.slots.len()
     }
+    /// What every [`Effect::at`] and [`Seen::at`] counts from.
+    #[must_use]
+    pub fn started(&self) -> Instant {
+        self.lock().started
+    }
     /// PLC starts, the first included.
     #[must_use]
     pub fn boots(&self) -> u32 {

@@ -19,7 +19,7 @@ pub(super) struct Slot {
 
 pub(super) struct State {
     pub(super) spec: SimulatorSpec,
-    started: Instant,
+    pub(super) started: Instant,
     pub(super) coils: Vec<bool>,
     pub(super) discretes: Vec<bool>,
     pub(super) inputs: Vec<u16>,

@@ -346,6 +346,35 @@ async fn the_wait_before_a_reconnection_doubles_within_its_bounds() {
     assert!(!link.is_open());
 }
 
+// covers: F059, F141
+#[tokio::test]
+async fn a_silent_device_is_tried_often_and_one_that_refuses_is_left_in_peace() {
+    let mute = Server::start(|_| vec![]).await;
+    let mut spec = spec(mute.port);
+    spec.gate.identity = None;
+    let LinkSpec::ModbusTcp(modbus) = &mut spec.link;
+    (
+        modbus.timeout_ms,
+        modbus.reconnect_ms_min,
+        modbus.reconnect_ms_max,
+    ) = (20, 1_000, 60_000);
+    let mut silent = Link::new(&spec, crate::server::clock());
+    let full = Server::start(|_| vec![Act::Fin]).await;
+    let LinkSpec::ModbusTcp(modbus) = &mut spec.link;
+    (modbus.port, modbus.timeout_ms) = (full.port, 2_000);
+    let mut refusing = Link::new(&spec, crate::server::clock());
+    for _ in 0..8 {
+        silent.connect().await.unwrap_err();
+        refusing.connect().await.unwrap_err();
+    }
+    assert_eq!(silent.backoff_ms(u32::MAX), 5_000);
+    assert_eq!(refusing.backoff_ms(u32::MAX), 60_000);
+    assert_eq!(
+        (silent.backoff_ms(0), refusing.backoff_ms(0)),
+        (1_000, 1_000)
+    );
+}
+
 #[tokio::test]
 async fn a_read_in_one_request_falls_back_to_pieces_where_the_device_has_a_hole() {
     let (exchange, server, _link) = answered(

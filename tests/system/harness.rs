@@ -36,6 +36,7 @@ pub(crate) struct TestClock {
     path: PathBuf,
     pub(crate) boot_ms: i64,
     pub(crate) wall_ms: i64,
+    stands_at_ns: Option<i64>,
     pub(crate) boot_id: Option<String>,
     pub(crate) trusted: Option<bool>,
     frozen: Option<(u64, i64)>,
@@ -47,6 +48,7 @@ impl TestClock {
             path,
             boot_ms: 0,
             wall_ms: 0,
+            stands_at_ns: None,
             boot_id: None,
             trusted: Some(true),
             frozen: None,
@@ -74,6 +76,24 @@ impl TestClock {
         self.wall_ms += ms;
         self.write();
     }
+    /// What the gateway's boot clock reads, in nanoseconds.
+    pub(crate) fn boot_ns(&self) -> i64 {
+        self.stands_at_ns
+            .unwrap_or_else(|| real_boot_ns() + self.boot_ms * 1_000_000)
+    }
+    /// The boot clock stands still at this reading until it is moved or let go; the wall clock moved as far.
+    pub(crate) fn stand_at(&mut self, boot_ns: i64) {
+        self.wall_ms += (boot_ns - self.boot_ns()) / 1_000_000;
+        self.stands_at_ns = Some(boot_ns);
+        self.write();
+    }
+    /// The boot clock runs on from where it stands.
+    pub(crate) fn run_on(&mut self) {
+        if let Some(boot_ns) = self.stands_at_ns.take() {
+            self.boot_ms = (boot_ns - real_boot_ns()) / 1_000_000 + 1;
+            self.write();
+        }
+    }
     /// The wall clock is stepped; the boot clock is not.
     pub(crate) fn step_wall(&mut self, ms: i64) {
         self.wall_ms += ms;
@@ -81,8 +101,8 @@ impl TestClock {
     }
     /// The computer boots anew: another boot id, the boot clock near its beginning.
     pub(crate) fn reboot(&mut self, trusted: bool) {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        self.boot_ms = 5_000 - now.tv_sec * 1000;
+        self.stands_at_ns = None;
+        self.boot_ms = 5_000 - real_boot_ns() / 1_000_000;
         self.boot_id = Some("00000000-0000-4000-8000-00000000000b".into());
         self.trusted = Some(trusted);
         self.write();
@@ -93,6 +113,9 @@ impl TestClock {
             text += &format!("boot_ns={boot_ns}\nwall_us={wall_us}\n");
         }
         text += &format!("boot_ms={}\nwall_ms={}\n", self.boot_ms, self.wall_ms);
+        if let Some(boot_ns) = self.stands_at_ns {
+            text += &format!("boot_ns={boot_ns}\n");
+        }
         if let Some(id) = &self.boot_id {
             text += &format!("boot_id={id}\n");
         }
@@ -103,6 +126,11 @@ impl TestClock {
         std::fs::write(&fresh, text).unwrap();
         std::fs::rename(&fresh, &self.path).unwrap();
     }
+}
+
+fn real_boot_ns() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
 /// The press of the articles: mailbox, interlock, version, identity, and a command of each class.
