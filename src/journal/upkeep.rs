@@ -17,8 +17,7 @@ use std::sync::Arc;
 
 /// A store is rewritten when it takes this many times what it keeps ...
 pub const REWRITE_FACTOR: u64 = 4;
-/// ... and more than this, or than half a budget that is less than twice this: a store that may not be
-/// rewritten below its budget would stay full for ever.
+/// ... and more than this.
 pub const REWRITE_BYTES_MIN: u64 = 48 << 20;
 
 /// How long things are kept, and for whom.
@@ -259,9 +258,7 @@ impl Journal {
             self.measure(true);
         }
         let tight = self.disk.total > self.budget_bytes / 4 * 3 && file > live * 2;
-        if file < REWRITE_BYTES_MIN.min(self.budget_bytes / 2)
-            || !(file > live * REWRITE_FACTOR || tight)
-        {
+        if file < REWRITE_BYTES_MIN || !(file > live * REWRITE_FACTOR || tight) {
             return Ok(());
         }
         let generation = self.generation + 1;

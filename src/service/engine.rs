@@ -121,11 +121,11 @@ impl Switchboard {
     ///
     /// # Errors
     /// The errand: no task is there to take it.
-    pub fn send(&self, machine: &str, errand: Errand) -> Result<(), Errand> {
+    pub fn send(&self, machine: &str, errand: Errand) -> Result<(), Box<Errand>> {
         let board = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match board.get(machine) {
-            Some(to) => to.send(errand).map_err(|unsent| unsent.0),
-            None => Err(errand),
+            Some(to) => to.send(errand).map_err(|unsent| Box::new(unsent.0)),
+            None => Err(Box::new(errand)),
         }
     }
 }
