@@ -273,6 +273,7 @@ impl MachineTask {
 
     /// Runs until told to stop.
     pub async fn run(mut self) {
+        self.show_counters();
         while !*self.stop.borrow() {
             self.tell(Input::Link {
                 machine: self.spec.name.clone(),

@@ -29,7 +29,7 @@ async fn a_file_in_another_encoding_is_named_and_leaves_the_running_one_alone() 
         (in_pages(&[0xCB, 0xD9, 0xB6, 0xC8]), "UTF-8"),
         ([changed.as_bytes(), b"\0"].concat(), "press-1.toml:"),
     ];
-    for (bytes, named) in bad {
+    for (n, (bytes, named)) in bad.into_iter().enumerate() {
         std::fs::write(&file, &bytes).unwrap();
         let (status, answer) = rig.post("/v1/reload", serde_json::json!({})).await;
         assert_eq!(status, 409, "{answer}");
@@ -43,7 +43,7 @@ async fn a_file_in_another_encoding_is_named_and_leaves_the_running_one_alone() 
         let says = String::from_utf8_lossy(&check.stderr).into_owned();
         assert!(says.contains(named), "{says}");
         // The running limit is still the old one.
-        let id = format!("E{}", bytes.len());
+        let id = format!("E{n}");
         let (_, done) = rig.submit_wait(&rig.set_speed(&id, 2_000)).await;
         assert_eq!(done["state"], "completed", "{done}");
     }

@@ -280,7 +280,7 @@ async fn piece_values(rig: &Rig) -> Vec<Json> {
         .collect()
 }
 
-// covers: F043
+// covers: F043 (its two states; memory over tens of refusals only)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_unit_that_is_offline_is_not_the_link_that_is_down() {
     let mut rig = quiet("", "20ms", "").await;

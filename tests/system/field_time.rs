@@ -124,7 +124,7 @@ async fn a_queued_command_expires_over_a_reboot_only_by_a_trusted_clock() {
     assert_eq!(rig.speed_writes(), 0);
 }
 
-// covers: F127
+// Of the 1970 boot, all but what TLS and each event's own boot mark would need.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_boot_in_1970_works_at_once_and_keeps_its_order_after_the_sync() {
     let mut rig = Rig::new().await;
