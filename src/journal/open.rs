@@ -289,7 +289,7 @@ impl Loaded {
         let damage = |e: StoreError| Finding::new("log_damaged", e.0);
         let trimmed = self.meta.trimmed_through;
         // What a trim that was cut short left behind.
-        for entry in self.store.log.range(..no_key(trimmed + 1)) {
+        for entry in self.store.log.range(..store::block_end(trimmed)) {
             let (key, _) = entry.map_err(|e| damage(e.into()))?;
             self.store.log.remove(key).map_err(|e| damage(e.into()))?;
         }

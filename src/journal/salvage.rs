@@ -8,7 +8,7 @@ use super::open::draw_epoch;
 use super::reader::{Reader, Source};
 use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key};
 use super::store::{self, Store, StoreError, guarded};
-use super::{Finding, Meta, Options, Recovered, no_key};
+use super::{Finding, Meta, Options, Recovered};
 use crate::core::ids::{CommitNo, Epoch};
 use crate::core::lifecycle::Actor;
 use crate::core::record::{Block, Record, Stored};
@@ -371,7 +371,7 @@ fn build(
             EncodeFault::TooLarge(bytes) => ToolError::Io(format!("commit {no} has {bytes} bytes")),
             EncodeFault::Store(e) => e.into(),
         })?;
-        store::put_block(&store.log, &no_key(no), &frames)?;
+        store.put_block(no, &frames)?;
         chain = next;
     }
     fill_trees(store, evidence)?;

@@ -8,7 +8,7 @@ use super::reader::{Reader, Source};
 use super::state::{self, EncodeFault, Shared};
 use super::store::{Store, StoreError, guarded};
 use super::upkeep::Rewrite;
-use super::{Meta, RECORDS_COUNT_MAX, no_key, read, write};
+use super::{Meta, RECORDS_COUNT_MAX, read, write};
 use crate::core::ids::{CommitNo, Epoch};
 use crate::core::record::Block;
 use crate::failpoint;
@@ -130,7 +130,7 @@ impl Journal {
         failpoint!("commit.before-insert");
         guarded(|| {
             for (block, frames) in blocks.iter().zip(&frames) {
-                super::store::put_block(&store.log, &no_key(block.no.0), frames)?;
+                store.put_block(block.no.0, frames)?;
             }
             failpoint!("commit.before-flush");
             store.flush()
