@@ -292,6 +292,27 @@ fn salvage_says_what_was_lost_and_begins_a_new_epoch() {
     assert_eq!((again.epoch.0, again.note), (recovered.epoch.0 + 1, None));
 }
 
+// covers: REC-04
+#[test]
+fn a_check_finds_a_store_that_is_refused_although_every_frame_is_whole() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("j");
+    build(&dir, false);
+    // The store's own head of its first segment: no frame of ours is touched.
+    let mut bytes = fs::read(store_file(&dir)).unwrap();
+    bytes[..20].fill(0);
+    fs::write(store_file(&dir), bytes).unwrap();
+    let before = files_of(&dir);
+    let report = check(&dir).unwrap();
+    assert!(report.lost.is_empty() && report.not_tried.is_none());
+    assert!(!report.ok && !report.findings.is_empty());
+    assert_eq!(files_of(&dir), before, "the check wrote");
+    let Opened::Recovery(_, recovered) = open(options(&dir)).unwrap() else {
+        panic!("opened");
+    };
+    assert_eq!(recovered.findings[0].code, report.findings[0].code);
+}
+
 fn files_of(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {

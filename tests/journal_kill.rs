@@ -15,6 +15,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Blocks of the large backlog that are not taken: more than one segment of the store.
+const LEFT_COMMITS: u64 = 200;
 const WAIT_MS_MAX: u64 = 30_000;
 
 /// The killed process: writes, and notes in a file beside the journal what was acknowledged.
@@ -31,7 +33,7 @@ fn write_until_killed(home: &Path, large: bool) {
     let (epoch, bytes, commits) = (
         recovered.epoch,
         if large { 39_000 } else { 200 },
-        if large { 1_500 } else { 60 },
+        if large { 1_700 } else { 60 },
     );
     let first = recovered.next_commit.0;
     let policy = Retention {
@@ -48,10 +50,11 @@ fn write_until_killed(home: &Path, large: bool) {
             ended(&name, no)
         };
         let mut records = vec![event(epoch, no - first + 1, bytes), operation];
-        // Large: a backlog builds up and is taken at once, so that the store is rewritten.
+        // Large: a backlog builds up, and all but its end is taken at once. The end keeps the store's file
+        // from being cut, so that it is always large enough to be rewritten.
         if !large || no == first + commits - 1 {
             let through = Position {
-                no: CommitNo(no - 1),
+                no: CommitNo(no - if large { LEFT_COMMITS } else { 1 }),
                 index: 99,
             };
             records.push(Record::Cursor(CursorRecord {

@@ -129,7 +129,7 @@ pub enum OpenError {
     },
     /// Operator, or time: opening is tried again when there is room.
     #[error(
-        "opening after an unclean stop needs a copy of {needed} bytes, and {free} are free; free some space, then it goes on by itself"
+        "opening the journal needs {needed} bytes (after an unclean stop it is copied first), and {free} are free; free some space, then it goes on by itself"
     )]
     NoRoom {
         /// Bytes.

@@ -20,6 +20,9 @@ use std::sync::{Arc, RwLock, mpsc};
 use std::time::Duration;
 use tokio::sync::watch;
 
+/// Least free bytes for an open: it writes an epoch, and the store takes whole segments. Without room it
+/// would look like damage.
+const OPEN_FREE_BYTES_MIN: u64 = 2 * store::SEGMENT_BYTES as u64;
 /// Low bits of a drawn epoch that are random.
 const EPOCH_RANDOM_BITS: u32 = 30;
 
@@ -34,6 +37,13 @@ pub fn open(options: Options) -> Result<Opened, OpenError> {
         return Err(OpenError::NewerSchema {
             found,
             known: FORMAT_VERSION,
+        });
+    }
+    let free = files::free_bytes(&options.dir)?;
+    if free < OPEN_FREE_BYTES_MIN {
+        return Err(OpenError::NoRoom {
+            needed: OPEN_FREE_BYTES_MIN,
+            free,
         });
     }
     if never_created(&options.dir)? {
@@ -51,17 +61,9 @@ pub fn open(options: Options) -> Result<Opened, OpenError> {
     files::delete_generating(&store_dir)?;
     failpoint!("open.before-store");
     let high_water = files::read_high_water(&options.dir);
-    let theirs = store_dir.clone();
-    let loaded = watched(options.open_timeout, move || {
-        guarded(|| Ok(load(&theirs, high_water)))
-    });
-    let loaded = match loaded {
-        Ok(Ok(loaded)) => loaded,
-        Ok(Err(finding)) => return Ok(damaged(&options, lock, vec![finding])),
-        Err(e) => {
-            let finding = Finding::new("store_does_not_open", e.0);
-            return Ok(damaged(&options, lock, vec![finding]));
-        }
+    let loaded = match load_watched(&store_dir, high_water, options.open_timeout) {
+        Ok(loaded) => loaded,
+        Err(finding) => return Ok(damaged(&options, lock, vec![finding])),
     };
     finish(options, lock, generation, loaded, clean)
 }
@@ -151,7 +153,7 @@ pub(super) fn draw_epoch(options: &Options, known: u64) -> Result<u64, OpenError
 }
 
 /// Which store is current. A lost manifest is made good if there is only one.
-fn find_generation(dir: &Path) -> Result<u64, Finding> {
+pub(super) fn find_generation(dir: &Path) -> Result<u64, Finding> {
     let there = files::generations(dir);
     let generation = match (files::read_manifest(dir), there.as_slice()) {
         (Manifest::Generation(generation), _) => generation,
@@ -222,6 +224,35 @@ pub(super) fn watched<T: Send + 'static>(
     })
 }
 
+fn load_watched(
+    dir: &Path,
+    high_water: Option<HighWater>,
+    limit: Duration,
+) -> Result<Loaded, Finding> {
+    let theirs = dir.to_owned();
+    watched(limit, move || guarded(|| Ok(load(&theirs, high_water))))
+        .unwrap_or_else(|e| Err(Finding::new("store_does_not_open", e.0)))
+}
+
+/// What opening the store in `dir` would find. It changes the store: give it a copy.
+pub(super) fn try_open(
+    dir: &Path,
+    high_water: Option<HighWater>,
+    limit: Duration,
+) -> Option<Finding> {
+    let loaded = match load_watched(dir, high_water, limit) {
+        Ok(loaded) => loaded,
+        Err(finding) => return Some(finding),
+    };
+    let closed = guarded(|| {
+        drop(loaded);
+        Ok(())
+    });
+    closed
+        .err()
+        .map(|e| Finding::new("store_does_not_close", e.0))
+}
+
 /// Everything that a verified store says.
 struct Loaded {
     store: Store,
@@ -289,7 +320,7 @@ impl Loaded {
         let damage = |e: StoreError| Finding::new("log_damaged", e.0);
         let trimmed = self.meta.trimmed_through;
         // What a trim that was cut short left behind.
-        for entry in self.store.log.range(..no_key(trimmed + 1)) {
+        for entry in self.store.log.range(..store::block_end(trimmed)) {
             let (key, _) = entry.map_err(|e| damage(e.into()))?;
             self.store.log.remove(key).map_err(|e| damage(e.into()))?;
         }

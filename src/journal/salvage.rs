@@ -3,12 +3,12 @@
 //! Never: change anything unless told to write; call something saved that is not proven.
 
 use super::evidence::Evidence;
-use super::files::{self, HighWater, HighWaterFile, Lock, LockFault};
-use super::open::draw_epoch;
+use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault};
+use super::open::{draw_epoch, find_generation, try_open};
 use super::reader::{Reader, Source};
 use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key};
 use super::store::{self, Store, StoreError, guarded};
-use super::{Finding, Meta, Options, Recovered, no_key};
+use super::{Finding, Meta, Options, Recovered};
 use crate::core::ids::{CommitNo, Epoch};
 use crate::core::lifecycle::Actor;
 use crate::core::record::{Block, Record, Stored};
@@ -17,6 +17,12 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Where a check puts its copy of the store, for as long as it runs.
+const CHECK_COPY: &str = "check-copy";
+/// How long opening that copy may take.
+const CHECK_OPEN_MS_MAX: u64 = 60_000;
 
 /// A damaged journal: what can be proven, read-only.
 pub struct Damaged {
@@ -132,6 +138,8 @@ pub struct Report {
     pub epoch: u64,
     /// What was found wrong.
     pub findings: Vec<Finding>,
+    /// Why opening the store, on a copy, could not be tried; `None` if it was, or was not asked for.
+    pub not_tried: Option<String>,
 }
 
 /// Why a tool could not do its work.
@@ -185,16 +193,50 @@ fn report(dir: &Path, evidence: &Evidence) -> Report {
         operations: evidence.ids().count() as u64,
         epoch: evidence.last_epoch,
         findings,
+        not_tried: None,
     }
 }
 
-/// Reads every byte of a stopped gateway's journal and says what is wrong. Changes nothing.
+/// Reads every byte of a stopped gateway's journal and says what is wrong; then opens a copy of the
+/// store, which may be refused although every frame in it is whole. Changes nothing.
 ///
 /// # Errors
 /// [`ToolError`]
 pub fn check(dir: &Path) -> Result<Report, ToolError> {
     let _lock = stopped(dir)?;
-    Ok(report(dir, &Evidence::scan(dir)?))
+    let mut report = report(dir, &Evidence::scan(dir)?);
+    if report.ok {
+        let copy = dir.join(CHECK_COPY);
+        match try_copy(dir, &copy) {
+            Ok(finding) => report.findings.extend(finding),
+            Err(why) => report.not_tried = Some(why),
+        }
+        if copy.exists() {
+            fs::remove_dir_all(&copy)?;
+        }
+        report.ok = report.findings.is_empty();
+    }
+    Ok(report)
+}
+
+/// What an open would find; `Err` if there can be no copy.
+fn try_copy(dir: &Path, copy: &Path) -> Result<Option<Finding>, String> {
+    let generation = match find_generation(dir) {
+        Ok(generation) => generation,
+        Err(finding) => return Ok(Some(finding)),
+    };
+    if copy.exists() {
+        fs::remove_dir_all(copy).map_err(|e| e.to_string())?;
+    }
+    files::copy_tree(&files::generation_dir(dir, generation), copy).map_err(|e| match e {
+        CopyFault::NoRoom { needed, free } => {
+            format!("a copy of the store needs {needed} bytes, and {free} are free")
+        }
+        CopyFault::Io(e) => format!("the store cannot be copied: {e}"),
+    })?;
+    files::delete_generating(copy).map_err(|e| e.to_string())?;
+    let limit = Duration::from_millis(CHECK_OPEN_MS_MAX);
+    Ok(try_open(copy, files::read_high_water(dir), limit))
 }
 
 /// Writes everything provable as JSON lines, what is lost last. Changes nothing.
@@ -371,7 +413,7 @@ fn build(
             EncodeFault::TooLarge(bytes) => ToolError::Io(format!("commit {no} has {bytes} bytes")),
             EncodeFault::Store(e) => e.into(),
         })?;
-        store::put_block(&store.log, &no_key(no), &frames)?;
+        store.put_block(no, &frames)?;
         chain = next;
     }
     fill_trees(store, evidence)?;

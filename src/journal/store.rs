@@ -5,8 +5,10 @@
 use super::frame::{self, Facts, HEAD_BYTES, Head, Kind, PART_BYTES_MAX};
 use crate::sys;
 use serde::{Serialize, de::DeserializeOwned};
+use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Size of the store's segments.
 pub const SEGMENT_BYTES: usize = 4 << 20;
@@ -18,9 +20,11 @@ pub const FLUSHER_PERIOD_MS: u64 = 500;
 pub const LEAF_ENTRIES_MAX: usize = 24;
 /// Longest key: an operation id or a sink and event key, and a part's suffix.
 pub const KEY_BYTES_MAX: usize = 400;
-/// Empty neighbours of a large block of the log ...
-const FILLERS_COUNT: u8 = 8;
-/// ... which is one of so many bytes.
+/// Empty neighbours of a large block of the log: a split leaves so many entries in the left leaf.
+const FILLERS_COUNT: u8 = 9;
+/// Blocks whose neighbours are laid at once, before the first of them.
+const FILLERS_AHEAD_COMMITS: u64 = 64;
+/// A large block.
 const LARGE_BYTES_MIN: usize = 4_096;
 /// Accesses to a large block by which a pass over the log makes the page cache evict.
 const TOUCHES_COUNT: usize = 32;
@@ -69,6 +73,8 @@ pub(super) struct Store {
     pub(super) keyed: sled::Tree,
     pub(super) dead: sled::Tree,
     pub(super) meta: sled::Tree,
+    /// Blocks below this have their empty neighbours.
+    laid_below: AtomicU64,
 }
 
 impl Store {
@@ -90,6 +96,7 @@ impl Store {
             keyed: db.open_tree("keyed")?,
             dead: db.open_tree("dead")?,
             meta: db.open_tree("meta")?,
+            laid_below: AtomicU64::new(0),
             db,
         })
     }
@@ -108,6 +115,56 @@ impl Store {
     /// Trees whose keys say everything.
     pub(super) fn bare(&self) -> [&sled::Tree; 2] {
         [&self.order, &self.ends]
+    }
+
+    /// Stores a block of the log.
+    ///
+    /// A leaf is written anew, with all it holds, when it splits (by the number of its entries) and
+    /// every tenth change. Empty neighbours laid ahead split while they cost nothing, so that a large
+    /// block finds a leaf of its own and is written once.
+    pub(super) fn put_block(&self, no: u64, frames: &[Vec<u8>]) -> Result<i64, StoreError> {
+        if is_large(&frames[0]) && no >= self.laid_below.load(Ordering::Relaxed) {
+            let end = no.saturating_add(FILLERS_AHEAD_COMMITS);
+            for filler in (no..end).flat_map(fillers) {
+                self.log.insert(filler, &[])?;
+            }
+            self.laid_below.store(end, Ordering::Relaxed);
+        }
+        put(&self.log, &super::no_key(no), frames)
+    }
+
+    /// Removes the blocks `from` to `through`: the large values first, then their empty neighbours. A
+    /// leaf is written anew while it is being emptied, and so it is small by then.
+    pub(super) fn remove_blocks(&self, from: u64, through: u64) -> Result<(), StoreError> {
+        let begin = super::no_key(from.saturating_sub(1));
+        let range = (
+            Bound::Excluded(begin.to_vec()),
+            Bound::Excluded(block_end(through)),
+        );
+        let mut empty = Vec::new();
+        for entry in self.log.range::<Vec<u8>, _>(range) {
+            let (key, value) = entry?;
+            if value.is_empty() {
+                empty.push(key);
+            } else {
+                self.log.remove(key)?;
+            }
+        }
+        for key in empty {
+            self.log.remove(key)?;
+        }
+        Ok(())
+    }
+
+    /// Number of the last block.
+    pub(super) fn last_block(&self) -> Result<Option<u64>, StoreError> {
+        for entry in self.log.iter().rev() {
+            let (key, value) = entry?;
+            if is_first(&value) {
+                return Ok(<[u8; 8]>::try_from(&key[..]).ok().map(u64::from_be_bytes));
+            }
+        }
+        Ok(None)
     }
 
     /// Makes everything inserted so far durable.
@@ -229,32 +286,6 @@ pub(super) fn get(tree: &sled::Tree, key: &[u8]) -> Result<Option<(Head, Vec<u8>
     }
 }
 
-/// Stores a block of the log. A large one gets empty neighbours first: a leaf splits by the number of
-/// its entries, and is written anew with all of them, so leaves of few large blocks halve what is
-/// written and keep the page cache small.
-pub(super) fn put_block(
-    log: &sled::Tree,
-    key: &[u8],
-    frames: &[Vec<u8>],
-) -> Result<i64, StoreError> {
-    if is_large(&frames[0]) {
-        for filler in fillers(key) {
-            log.insert(filler, &[])?;
-        }
-    }
-    put(log, key, frames)
-}
-
-/// Removes a block of the log and its empty neighbours.
-pub(super) fn remove_block(log: &sled::Tree, key: &[u8]) -> Result<i64, StoreError> {
-    if log.get(key)?.is_some_and(|first| is_large(&first)) {
-        for filler in fillers(key) {
-            log.remove(filler)?;
-        }
-    }
-    remove(log, key)
-}
-
 /// Lets the page cache notice that it is over its limit while the log is read from end to end: it counts
 /// accesses in batches, per shard, and a pass over few large pages would never complete one.
 pub(super) fn touch(log: &sled::Tree, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
@@ -270,9 +301,13 @@ fn is_large(first: &[u8]) -> bool {
     first.len() >= LARGE_BYTES_MIN
 }
 
-/// They sort right before the block, as they are written.
-fn fillers(key: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
-    let no = <[u8; 8]>::try_from(key).map_or(0, u64::from_be_bytes);
+/// Where the keys of block `no` end; the empty neighbours of the next one begin.
+pub(super) fn block_end(no: u64) -> Vec<u8> {
+    [&super::no_key(no)[..], &[0xff]].concat()
+}
+
+/// They sort right before the block.
+fn fillers(no: u64) -> impl Iterator<Item = Vec<u8>> {
     let before = no.saturating_sub(1).to_be_bytes();
     (0..FILLERS_COUNT).map(move |n| [&before[..], &[0xff, n]].concat())
 }

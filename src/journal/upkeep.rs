@@ -4,7 +4,7 @@
 //! that is not trusted (but for acknowledged events when space is short).
 
 use super::files;
-use super::frame::{Head, Kind};
+use super::frame::{HEAD_BYTES, Head, Kind};
 use super::state::{self, ends_key};
 use super::store::{self, Store, StoreError, guarded};
 use super::writer::{CommitError, Journal, live_bytes_max};
@@ -184,7 +184,7 @@ impl Journal {
             let known = |sink: &String| dirty.cursors.get(sink).cloned().unwrap_or_default();
             policy.sinks.iter().map(known).collect()
         };
-        let mut gone: Vec<Head> = Vec::new();
+        let mut gone: Vec<(Head, u64)> = Vec::new();
         let mut no = self.meta.trimmed_through + 1;
         while no <= self.meta.derived_through && gone.len() < entries_max {
             let Some((head, body)) = guarded(|| state::get_block(&store, no))? else {
@@ -194,21 +194,21 @@ impl Journal {
             if !old || !taken(&cursors, &head, &body)? {
                 break;
             }
-            gone.push(head);
+            let bytes = body.len() + HEAD_BYTES * usize::from(head.parts);
+            gone.push((head, bytes as u64));
             no += 1;
         }
-        let Some(last) = gone.last() else {
+        let (Some((first, _)), Some((last, _))) = (gone.first(), gone.last()) else {
             return Ok(0);
         };
         self.meta.trimmed_through = last.no;
         self.meta.trimmed_chain = last.chain;
         self.put_meta(&store)?;
         failpoint!("trim.before-remove");
+        guarded(|| store.remove_blocks(first.no, last.no))?;
         let mut strides = write(&self.shared.strides);
-        for head in &gone {
-            let freed = guarded(|| store::remove_block(&store.log, &no_key(head.no)))?;
-            let freed = u64::try_from(freed).unwrap_or(0);
-            strides.remove(head.no, u64::from(head.events), freed);
+        for (head, bytes) in &gone {
+            strides.remove(head.no, u64::from(head.events), *bytes);
         }
         Ok(gone.len())
     }
@@ -397,23 +397,19 @@ impl Rewrite {
     fn copy(&mut self, from: &Store, entries_max: usize) -> Result<usize, StoreError> {
         let mut copied = 0;
         while copied < entries_max {
-            let framed = from.framed();
-            let bare = from.bare();
-            let (source, target, plain) = if self.tree < framed.len() {
-                (framed[self.tree], self.store.framed()[self.tree], false)
+            let (framed, bare) = (from.framed(), from.bare());
+            let (source, into) = if self.tree == 0 {
+                (&from.log, Into::Log(&self.store))
+            } else if self.tree < framed.len() {
+                let target = self.store.framed()[self.tree];
+                (framed[self.tree], Into::Framed(target))
             } else if self.tree < framed.len() + bare.len() {
                 let at = self.tree - framed.len();
-                (bare[at], self.store.bare()[at], true)
+                (bare[at], Into::Bare(self.store.bare()[at]))
             } else {
                 break;
             };
-            let (n, last) = copy_range(
-                source,
-                target,
-                self.after.as_deref(),
-                entries_max - copied,
-                plain,
-            )?;
+            let (n, last) = copy_range(source, &into, self.after.as_deref(), entries_max - copied)?;
             copied += n;
             self.after = last;
             if self.after.is_none() {
@@ -424,23 +420,37 @@ impl Rewrite {
     }
 }
 
+/// What entries are copied into.
+enum Into<'a> {
+    Log(&'a Store),
+    Framed(&'a sled::Tree),
+    Bare(&'a sled::Tree),
+}
+
 /// Copies entries behind `after`; returns how many, and where to go on if not at the end.
 fn copy_range(
     from: &sled::Tree,
-    to: &sled::Tree,
+    into: &Into<'_>,
     after: Option<&[u8]>,
     max: usize,
-    plain: bool,
 ) -> Result<(usize, Option<Vec<u8>>), StoreError> {
     use std::ops::Bound::{Excluded, Unbounded};
     let begin = after.map_or(Unbounded, Excluded);
     let mut n = 0;
     for entry in from.range::<&[u8], _>((begin, Unbounded)) {
         let (key, value) = entry?;
-        if plain {
-            to.insert(&key, value)?;
-        } else if store::is_first(&value) {
-            copy_value(from, to, &key, &value)?;
+        match into {
+            Into::Bare(to) => {
+                to.insert(&key, value)?;
+            }
+            Into::Log(_) | Into::Framed(_) if !store::is_first(&value) => {}
+            Into::Log(to) => {
+                let (head, frames) = framed_anew(from, &key, &value)?;
+                to.put_block(head.no, &frames)?;
+            }
+            Into::Framed(to) => {
+                store::put(to, &key, &framed_anew(from, &key, &value)?.1)?;
+            }
         }
         n += 1;
         if n >= max {
@@ -450,13 +460,12 @@ fn copy_range(
     Ok((n, None))
 }
 
-fn copy_value(
+/// A value's frames; every part is checked on the way.
+fn framed_anew(
     from: &sled::Tree,
-    to: &sled::Tree,
     key: &[u8],
     first: &[u8],
-) -> Result<(), StoreError> {
-    // Checks every part on the way.
+) -> Result<(Head, super::frame::Frames), StoreError> {
     let (head, body) = store::assemble(from, key, first)?;
     let facts = super::frame::Facts {
         kind: head.kind,
@@ -467,20 +476,16 @@ fn copy_value(
     };
     let frames = super::frame::encode(facts, &body)
         .ok_or_else(|| StoreError(format!("a value of {} bytes is too large", body.len())))?;
-    if head.kind == Kind::Block {
-        store::put_block(to, key, &frames)?;
-    } else {
-        store::put(to, key, &frames)?;
-    }
-    Ok(())
+    Ok((head, frames))
 }
 
 /// Brings the new store up to date: the log's end, and the small trees again. No checkpoint, sweep or
 /// trim ran since the copy began, so nothing else changed.
 fn catch_up(from: &Store, to: &Store) -> Result<(), StoreError> {
-    let last = to.log.last()?.map(|(key, _)| key.to_vec());
-    copy_range(&from.log, &to.log, last.as_deref(), usize::MAX, false)?;
+    let last = to.last_block()?.map(no_key);
+    let after = last.as_ref().map(|key| &key[..]);
+    copy_range(&from.log, &Into::Log(to), after, usize::MAX)?;
     to.dead.clear()?;
-    copy_range(&from.dead, &to.dead, None, usize::MAX, false)?;
+    copy_range(&from.dead, &Into::Framed(&to.dead), None, usize::MAX)?;
     Ok(())
 }

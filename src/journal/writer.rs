@@ -8,7 +8,7 @@ use super::reader::{Reader, Source};
 use super::state::{self, EncodeFault, Shared};
 use super::store::{Store, StoreError, guarded};
 use super::upkeep::Rewrite;
-use super::{Meta, RECORDS_COUNT_MAX, no_key, read, write};
+use super::{Meta, RECORDS_COUNT_MAX, read, write};
 use crate::core::ids::{CommitNo, Epoch};
 use crate::core::record::Block;
 use crate::failpoint;
@@ -95,6 +95,8 @@ pub(super) struct Disk {
     pub(super) total: u64,
     pub(super) store: u64,
     free: u64,
+    /// Bytes committed since.
+    committed: u64,
 }
 
 /// The one writer.
@@ -130,7 +132,7 @@ impl Journal {
         failpoint!("commit.before-insert");
         guarded(|| {
             for (block, frames) in blocks.iter().zip(&frames) {
-                super::store::put_block(&store.log, &no_key(block.no.0), frames)?;
+                store.put_block(block.no.0, frames)?;
             }
             failpoint!("commit.before-flush");
             store.flush()
@@ -189,6 +191,7 @@ impl Journal {
             guarded(|| dirty.apply(store, block))?;
             let bytes = frames.iter().map(|f| f.len() as u64).sum();
             strides.add(block.no.0, u64::from(state::events_in(block)), bytes);
+            self.disk.committed += bytes;
         }
         self.tree_bytes += std::mem::take(&mut dirty.grown);
         Ok(())
@@ -204,7 +207,8 @@ impl Journal {
         Epoch(self.meta.epoch)
     }
 
-    /// Whether new things may be written; measures the disk at most once a second.
+    /// Whether new things may be written; measures the disk once a second, and sooner when so much was
+    /// written that the reserve could be touched.
     pub fn capacity(&mut self) -> Capacity {
         self.measure(false);
         let (budget, reserve) = (self.budget_bytes, reserve_bytes(self.budget_bytes));
@@ -238,7 +242,8 @@ impl Journal {
 
     pub(super) fn measure(&mut self, fresh: bool) {
         let age_max = Duration::from_millis(DISK_AGE_MS_MAX);
-        if !fresh && self.disk.at.is_some_and(|at| at.elapsed() < age_max) {
+        let few = self.disk.committed < reserve_bytes(self.budget_bytes) / 8;
+        if !fresh && few && self.disk.at.is_some_and(|at| at.elapsed() < age_max) {
             return;
         }
         self.disk = Disk {
@@ -247,6 +252,7 @@ impl Journal {
             store: files::disk_bytes(&files::generation_dir(&self.dir, self.generation)),
             // A file system that does not answer is not known to have room.
             free: files::free_bytes(&self.dir).unwrap_or(0),
+            committed: 0,
         };
     }
 
