@@ -7,7 +7,7 @@
 //! UTF-8: the tag `holdfast-event-1`, the key as `source/epoch/sequence`, the type, the schema in
 //! decimal, the time, the quality, the quantity in decimal, the body, all as in the JSON. The quantity is
 //! a part because the same key with another one is a conflict, not a duplicate (B2). A receiver can
-//! recompute it.
+//! recompute it. `clock`, shown where the wall clock was not to be trusted, is no part of it.
 
 use super::record::EventRecord;
 use super::spec::Quality;
@@ -57,7 +57,7 @@ pub fn to_json(event: &EventRecord) -> String {
     push_text(&mut out, &event.event_type);
     let _ = write!(
         out,
-        ",\"schema\":{},\"time\":\"{}\",\"quality\":\"{}\",\"qty\":{},\"body\":{},\"digest\":\"{}\"}}",
+        ",\"schema\":{},\"time\":\"{}\",\"quality\":\"{}\",\"qty\":{},\"body\":{},\"digest\":\"{}\"",
         event.schema,
         rfc3339(event.wall_us),
         quality_name(event.quality),
@@ -65,6 +65,14 @@ pub fn to_json(event: &EventRecord) -> String {
         body(event),
         sha256_text(&digest(event)),
     );
+    if let Some(boot) = event.unsynchronised {
+        let _ = write!(
+            out,
+            ",\"clock\":{{\"synchronised\":false,\"boot_id\":\"{boot}\",\"boottime_ns\":\"{}\"}}",
+            event.boottime_ns
+        );
+    }
+    out.push('}');
     out
 }
 
@@ -172,6 +180,7 @@ mod tests {
             class: EventClass::Business,
             qty: 1,
             body: body.into(),
+            unsynchronised: None,
         }
     }
 

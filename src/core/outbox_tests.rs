@@ -39,6 +39,7 @@ fn event(n: u64) -> (Position, EventRecord) {
         class: EventClass::Business,
         qty: 1,
         body: "{}".into(),
+        unsynchronised: None,
     };
     (place(n), record)
 }

@@ -9,7 +9,7 @@
 //! stretch of the log twice ends in the same state.
 
 use super::contract::Exchange;
-use super::ids::{AttemptId, CommitNo, Epoch, EventKey, OperationId};
+use super::ids::{AttemptId, BootId, CommitNo, Epoch, EventKey, OperationId};
 use super::intent::{Digest, Intent};
 use super::lifecycle::{Actor, HeldReason, Source, State};
 use super::spec::{Class, EventClass, Quality, Value};
@@ -211,6 +211,9 @@ pub struct EventRecord {
     pub qty: i64,
     /// JSON, encoded once.
     pub body: String,
+    /// `wall_us` was not to be trusted: the boot that `boottime_ns` belongs to, so that the true time can be
+    /// computed once a later `clock.stepped` tells how far off it was.
+    pub unsynchronised: Option<BootId>,
 }
 
 /// What must survive about a machine.

@@ -223,6 +223,7 @@ impl Gateway {
             class,
             qty,
             body: body.to_string(),
+            unsynchronised: (!at.wall_trusted).then_some(at.boot_id),
         }));
     }
 

@@ -331,6 +331,21 @@ impl Gate {
             (false, Some(_)) => "full".into(),
             (false, None) => "ok".into(),
         };
+        let first = |stamps: Vec<Stamp>| stamps.into_iter().min_by_key(|stamp| stamp.wall_us);
+        let held_since = first(
+            snapshot
+                .machines
+                .iter()
+                .filter_map(|m| m.held_since)
+                .collect(),
+        );
+        let unknown_since = first(
+            snapshot
+                .machines
+                .iter()
+                .filter_map(|m| m.unknown_since)
+                .collect(),
+        );
         for machine in snapshot.machines {
             status.counts.0 += machine.queued;
             status.counts.1 += machine.held;
@@ -391,7 +406,7 @@ impl Gate {
             status.alarms.push(Alarm {
                 code: "outcome_unknown".into(),
                 severity: "warning".into(),
-                since: status.now,
+                since: unknown_since.unwrap_or(status.now),
                 text: format!(
                     "{} operation(s) may or may not have had their effect",
                     status.counts.2
@@ -403,7 +418,7 @@ impl Gate {
             status.alarms.push(Alarm {
                 code: "held".into(),
                 severity: "warning".into(),
-                since: status.now,
+                since: held_since.unwrap_or(status.now),
                 text: format!(
                     "{} operation(s) wait for a person's decision",
                     status.counts.1

@@ -10,7 +10,7 @@ use crate::core::gateway::{
 };
 use crate::core::ids::OperationId;
 use crate::core::intent::Request;
-use crate::core::lifecycle::Actor;
+use crate::core::lifecycle::{Actor, State};
 use crate::core::machine::LinkState;
 use crate::core::record::{Block, Operation, Record, Stored};
 use crate::core::spec::MachineSpec;
@@ -95,6 +95,10 @@ pub struct MachineSnapshot {
     pub held: usize,
     /// How many.
     pub unknown: usize,
+    /// Since when the oldest that is held has been.
+    pub held_since: Option<Stamp>,
+    /// Since when the oldest that is unknown has been.
+    pub unknown_since: Option<Stamp>,
 }
 
 /// Sends errands to the machine tasks, which come and go with the configuration.
@@ -503,21 +507,25 @@ impl Engine {
             Store::ReadOnly(_) => (Usage::default(), None),
         };
         let machines = self.core.machines().values().map(|machine| {
-            let unknown = machine
+            let held = machine.held.iter().filter_map(|id| self.core.operation(id));
+            let unknown: Vec<&Operation> = machine
                 .unresolved
                 .values()
-                .filter_map(|id| self.core.operation(id));
+                .filter_map(|id| self.core.operation(id))
+                .filter(|operation| matches!(operation.state, State::OutcomeUnknown(_)))
+                .collect();
             MachineSnapshot {
                 name: machine.spec.name.clone(),
                 link: machine.link,
-                since: machine.since,
+                // Attempts to reconnect do not begin the outage anew.
+                since: machine.down_since.unwrap_or(machine.since),
                 reason: machine.reason.clone(),
                 in_flight: machine.in_flight.clone(),
                 queued: machine.waiting.len(),
                 held: machine.held.len(),
-                unknown: unknown
-                    .filter(|operation| operation.state.name() == "outcome_unknown")
-                    .count(),
+                unknown: unknown.len(),
+                held_since: oldest(held),
+                unknown_since: oldest(unknown.into_iter()),
             }
         });
         Snapshot {
@@ -545,6 +553,12 @@ fn operation_points(blocks: &[Block], when: &str) {
 }
 #[cfg(not(feature = "test-hooks"))]
 fn operation_points(_: &[Block], _: &str) {}
+
+/// When the first of them came to stand where it stands.
+fn oldest<'a>(operations: impl Iterator<Item = &'a Operation>) -> Option<Stamp> {
+    let stamps = operations.filter_map(|operation| operation.history.last().map(|entry| entry.at));
+    stamps.min_by_key(|stamp| stamp.wall_us)
+}
 
 impl Round {
     fn token(&mut self, reply: oneshot::Sender<Answer>) -> Token {

@@ -24,6 +24,7 @@ fn event(epoch: u64, sequence: u64, body: &str) -> (Position, EventRecord) {
         class: EventClass::Business,
         qty: 1,
         body: body.into(),
+        unsynchronised: None,
     };
     let position = Position {
         no: CommitNo(sequence),

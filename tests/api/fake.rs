@@ -104,6 +104,7 @@ pub(crate) fn event(no: u64, index: u32, sequence: u64) -> (Position, EventRecor
         class: EventClass::Business,
         qty: 1,
         body: format!("{{\"text\":\"{}\"}}", "long ".repeat(30)),
+        unsynchronised: None,
     };
     (position, record)
 }

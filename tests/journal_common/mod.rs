@@ -57,6 +57,7 @@ pub(crate) fn event(epoch: Epoch, sequence: u64, body_bytes: usize) -> Record {
         class: EventClass::Business,
         qty: 1,
         body: body(sequence, body_bytes),
+        unsynchronised: None,
     })
 }
 

@@ -61,17 +61,22 @@ impl Rig {
     /// `count` events of the press, each durable before the next change of its register.
     pub(crate) async fn make_events(&mut self, count: u16) {
         let from = self.device.holding(200);
+        // What stands there now is an event too, once it was read.
+        self.until_piece(from).await;
         for value in from + 1..=from + count {
             self.device.set_holding(200, value);
-            let what = format!("piece {value} is recorded");
-            self.until(&what, async |rig| {
-                let events = rig.events_of("piece.count").await;
-                events
-                    .last()
-                    .is_some_and(|event| event["body"]["value"] == value)
-            })
-            .await;
+            self.until_piece(value).await;
         }
+    }
+    async fn until_piece(&mut self, value: u16) {
+        let what = format!("piece {value} is recorded");
+        self.until(&what, async |rig| {
+            let events = rig.events_of("piece.count").await;
+            events
+                .last()
+                .is_some_and(|event| event["body"]["value"] == value)
+        })
+        .await;
     }
 }
 
