@@ -84,6 +84,9 @@ fn show(global: &Global, report: &Report) {
     for finding in &report.findings {
         println!("  {}: {}", finding.code, finding.text);
     }
+    if let Some(why) = &report.not_tried {
+        println!("  not tried: opening a copy of the store: {why}");
+    }
 }
 
 fn export(dir: &Path) -> Result<Exit, ToolError> {
