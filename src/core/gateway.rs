@@ -287,6 +287,7 @@ pub struct Gateway {
     pub(super) capacity_full: Option<String>,
     pub(super) events_left_out: u64,
     pub(super) highest_wall_us: i64,
+    unproven_before_us: i64,
     pub(super) next_drain_ns: u64,
     pub(super) jitter: Jitter,
     pub(super) last_now_ns: u64,
@@ -308,6 +309,8 @@ pub struct Restored {
     pub machines: Vec<MachineRecord>,
     /// The highest wall time on record, microseconds since 1970.
     pub highest_wall_us: i64,
+    /// Before this wall time, microseconds since 1970, an operation may have been recorded and lost; 0: none.
+    pub unproven_before_us: i64,
     /// Damage was found (REC-03).
     pub recovery: bool,
 }
@@ -358,6 +361,7 @@ impl Gateway {
             capacity_full: None,
             events_left_out: 0,
             highest_wall_us: restored.highest_wall_us,
+            unproven_before_us: restored.unproven_before_us,
             next_drain_ns: 0,
             jitter: Jitter::new(seed),
             last_now_ns: now.boottime_ns,
@@ -488,6 +492,11 @@ impl Gateway {
         timer.into_iter().chain(drains).min()
     }
 
+    /// Before this wall time an id that is not on record proves nothing: its record may be lost.
+    #[must_use]
+    pub(super) fn unproven_before_us(&self) -> i64 {
+        self.unproven_before_us
+    }
     /// Damage was found, so nothing is decided or written (REC-03).
     #[must_use]
     pub fn is_recovery(&self) -> bool {

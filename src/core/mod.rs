@@ -30,3 +30,5 @@ pub mod values;
 
 #[cfg(test)]
 mod scenarios;
+#[cfg(test)]
+mod simulation;

@@ -166,22 +166,25 @@ pub(super) fn person(uid: u32) -> Actor {
 }
 
 /// A gateway, a clock, and what would be on disk.
-struct Stage {
-    core: Gateway,
-    now: Now,
-    effects: Vec<Effect>,
-    events: Vec<EventRecord>,
-    disk: BTreeMap<OperationId, Operation>,
-    machines: BTreeMap<String, MachineRecord>,
-    specs: Vec<Arc<MachineSpec>>,
-    tokens: u64,
+pub(super) struct Stage {
+    pub(super) core: Gateway,
+    pub(super) now: Now,
+    pub(super) effects: Vec<Effect>,
+    pub(super) events: Vec<EventRecord>,
+    pub(super) disk: BTreeMap<OperationId, Operation>,
+    pub(super) machines: BTreeMap<String, MachineRecord>,
+    pub(super) specs: Vec<Arc<MachineSpec>>,
+    pub(super) tokens: u64,
+    pub(super) unproven_before_us: i64,
+    pub(super) epoch: u64,
+    pub(super) commits: u64,
 }
 
 impl Stage {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::with(vec![press("press-1")])
     }
-    fn with(specs: Vec<MachineSpec>) -> Self {
+    pub(super) fn with(specs: Vec<MachineSpec>) -> Self {
         let now = Now {
             boot_id: BootId([1; 16]),
             boottime_ns: 100 * NS_PER_S,
@@ -204,12 +207,25 @@ impl Stage {
             machines: BTreeMap::new(),
             specs,
             tokens: 0,
+            unproven_before_us: 0,
+            epoch: 7,
+            commits: 0,
         };
         stage.input(Input::Started);
         stage
     }
-    fn input(&mut self, input: Input) -> Vec<Effect> {
+    pub(super) fn input(&mut self, input: Input) -> Vec<Effect> {
+        for id in self.core.missing(&input) {
+            if let Some(operation) = self.disk.get(&id) {
+                self.core
+                    .recall(Stored::Operation(Box::new(operation.clone())));
+            }
+        }
         let output = self.core.handle(&self.now, input);
+        for block in &output.blocks {
+            assert_eq!(block.no.0, self.commits + 1, "commits have no gaps");
+            self.commits = block.no.0;
+        }
         for record in output.blocks.into_iter().flat_map(|block| block.records) {
             match record {
                 Record::Operation(operation) => {
@@ -226,7 +242,7 @@ impl Stage {
         output.effects
     }
     /// Advances the clocks in steps that fire every timer.
-    fn pass(&mut self, seconds: f64) {
+    pub(super) fn pass(&mut self, seconds: f64) {
         let end = self.now.boottime_ns + (seconds * 1e9) as u64;
         loop {
             let due = self.core.next_due_ns().filter(|due| *due <= end);
@@ -240,15 +256,16 @@ impl Stage {
         }
     }
     /// The process dies and starts again, `same_boot` or not.
-    fn restart(&mut self, same_boot: bool, wall_trusted: bool) {
+    pub(super) fn restart(&mut self, same_boot: bool, wall_trusted: bool) {
         if !same_boot {
             self.now.boot_id = BootId([2; 16]);
             self.now.boottime_ns = NS_PER_S;
             self.now.wall_trusted = wall_trusted;
         }
+        self.epoch += 1;
         let restored = Restored {
-            epoch: Epoch(8),
-            next_commit: CommitNo(1000),
+            epoch: Epoch(self.epoch),
+            next_commit: CommitNo(self.commits + 1),
             operations: self
                 .disk
                 .values()
@@ -257,13 +274,14 @@ impl Stage {
                 .collect(),
             machines: self.machines.values().cloned().collect(),
             highest_wall_us: WALL_US,
+            unproven_before_us: self.unproven_before_us,
             recovery: false,
         };
         self.core = Gateway::new(settings(), self.specs.clone(), restored, &self.now, 43);
         self.effects.clear();
         self.input(Input::Started);
     }
-    fn request(&self, id: &str, command: &str) -> Request {
+    pub(super) fn request(&self, id: &str, command: &str) -> Request {
         Request {
             operation_id: Some(id.into()),
             machine: "press-1".into(),
@@ -272,7 +290,7 @@ impl Stage {
             ..Request::default()
         }
     }
-    fn submit(&mut self, request: Request, uid: u32) -> Answer {
+    pub(super) fn submit(&mut self, request: Request, uid: u32) -> Answer {
         self.tokens += 1;
         let token = Token(self.tokens);
         let effects = self.input(Input::Submit {
@@ -282,7 +300,7 @@ impl Stage {
         });
         answer(&effects, token)
     }
-    fn act(&mut self, id: &str, act: Act) -> Answer {
+    pub(super) fn act(&mut self, id: &str, act: Act) -> Answer {
         self.tokens += 1;
         let token = Token(self.tokens);
         let id = OperationId::parse(id).unwrap();
@@ -294,11 +312,11 @@ impl Stage {
         });
         answer(&effects, token)
     }
-    fn set(&mut self, id: &str, speed: u32, uid: u32) -> Answer {
+    pub(super) fn set(&mut self, id: &str, speed: u32, uid: u32) -> Answer {
         let request = self.set_request(id, speed);
         self.submit(request, uid)
     }
-    fn set_request(&self, id: &str, speed: u32) -> Request {
+    pub(super) fn set_request(&self, id: &str, speed: u32) -> Request {
         let mut request = self.request(id, "set_speed");
         let value = RawValue::Number(speed.to_string());
         request
@@ -307,25 +325,25 @@ impl Stage {
         request.expected_config_version = Some(7);
         request
     }
-    fn link(&mut self, change: LinkChange) {
+    pub(super) fn link(&mut self, change: LinkChange) {
         self.input(Input::Link {
             machine: "press-1".into(),
             change,
         });
     }
-    fn down(&mut self) {
+    pub(super) fn down(&mut self) {
         self.link(LinkChange::Down {
             reason: "test".into(),
         });
     }
-    fn up(&mut self, version: i64) {
+    pub(super) fn up(&mut self, version: i64) {
         self.up_as(4711, version, true);
     }
-    fn up_as(&mut self, identity: i128, version: i64, door: bool) {
+    pub(super) fn up_as(&mut self, identity: i128, version: i64, door: bool) {
         self.link(LinkChange::Up);
         self.gate(identity, version, door);
     }
-    fn gate(&mut self, identity: i128, version: i64, door: bool) {
+    pub(super) fn gate(&mut self, identity: i128, version: i64, door: bool) {
         let reading = GateReading {
             at: self.now,
             identity: Some(Value::Int(identity)),
@@ -341,16 +359,16 @@ impl Stage {
         });
     }
     /// Lets the drain's rate limit pass while the gate stays fresh.
-    fn settle(&mut self, version: i64) {
+    pub(super) fn settle(&mut self, version: i64) {
         for _ in 0..4 {
             self.pass(0.1);
             self.gate(4711, version, true);
         }
     }
-    fn state(&self, id: &str) -> State {
+    pub(super) fn state(&self, id: &str) -> State {
         self.disk[&OperationId::parse(id).unwrap()].state.clone()
     }
-    fn runs(&self) -> Vec<(String, AttemptId)> {
+    pub(super) fn runs(&self) -> Vec<(String, AttemptId)> {
         let run = |effect: &Effect| match effect {
             Effect::Run {
                 operation, attempt, ..
@@ -359,10 +377,10 @@ impl Stage {
         };
         self.effects.iter().filter_map(run).collect()
     }
-    fn runs_of(&self, id: &str) -> usize {
+    pub(super) fn runs_of(&self, id: &str) -> usize {
         self.runs().iter().filter(|(run, _)| run == id).count()
     }
-    fn exchanged(&mut self, id: &str, outcome: Outcome) {
+    pub(super) fn exchanged(&mut self, id: &str, outcome: Outcome) {
         let (_, attempt) = self
             .runs()
             .into_iter()
@@ -390,7 +408,7 @@ impl Stage {
             exchange,
         });
     }
-    fn echo(&mut self, id: &str) {
+    pub(super) fn echo(&mut self, id: &str) {
         self.exchanged(id, Outcome::DeviceReplied(Reply::WriteEcho));
     }
 }
@@ -403,7 +421,7 @@ fn answer(effects: &[Effect], token: Token) -> Answer {
     found.expect("every request is answered in its own turn")
 }
 
-fn recorded(answer: Answer) -> Operation {
+pub(super) fn recorded(answer: Answer) -> Operation {
     match answer {
         Answer::Recorded(operation) => *operation,
         other => panic!("not recorded: {other:?}"),
@@ -970,4 +988,27 @@ fn many_machines_coming_back_at_once_are_drained_at_the_set_rate_and_in_order() 
             "order within a machine: {of:?}"
         );
     }
+}
+
+// covers: TIME-06, REC-04
+#[test]
+fn after_a_salvage_an_id_that_is_not_on_record_proves_nothing_about_older_requests() {
+    let mut stage = Stage::new();
+    stage.up(7);
+    let lost = stage.set_request("LOST", 50);
+    recorded(stage.submit(lost.clone(), 1000));
+    stage.echo("LOST");
+    stage.pass(1.0);
+    stage.disk.clear();
+    stage.unproven_before_us = stage.now.wall_us;
+    stage.restart(true, true);
+    stage.pass(1.0);
+    stage.up(7);
+    let again = stage.submit(lost, 1000);
+    assert!(
+        matches!(again, Answer::Refused(Refusal::OutsideReplayWindow { .. })),
+        "{again:?}"
+    );
+    assert_eq!(stage.runs_of("LOST"), 0);
+    recorded(stage.set("NEW", 50, 1000));
 }

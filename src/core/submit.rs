@@ -222,6 +222,13 @@ impl Gateway {
         let us = |ms: u64| i64::try_from(ms.saturating_mul(1000)).unwrap_or(i64::MAX);
         let window_us = us(self.settings.replay_window_ms);
         let ahead_us = us(CLOCK_AHEAD_MS_MAX);
+        if issued_us <= self.unproven_before_us() {
+            return Err(Refusal::OutsideReplayWindow {
+                why: "it was issued before this journal was salvaged or restored, and what became of it may be \
+                      lost; find out at the machine"
+                    .into(),
+            });
+        }
         let trusted = turn.now.wall_trusted;
         let at_least_us = if trusted {
             turn.now.wall_us

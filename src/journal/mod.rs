@@ -82,6 +82,9 @@ pub struct Recovered {
     pub clean: bool,
     /// Why this epoch began, if not by an ordinary start.
     pub note: Option<String>,
+    /// An operation from before this wall time, microseconds since 1970, may have been recorded and lost
+    /// (salvage, restored copy): an id that is not on record proves nothing for it. 0: no such time.
+    pub unproven_before_us: i64,
     /// What was found wrong; empty when all is well.
     pub findings: Vec<Finding>,
 }
@@ -178,6 +181,9 @@ pub(crate) struct Meta {
     pub(crate) gateway: String,
     /// Why the journal began, if not as a new one.
     pub(crate) note: Option<String>,
+    /// What was recorded before this wall time may be missing here: a salvage, or a copy from before.
+    /// Microseconds since 1970; 0: nothing is missing.
+    pub(crate) unproven_before_us: i64,
 }
 
 /// Key of [`Meta`] in its tree.

@@ -468,7 +468,10 @@ fn finish(
     let identity = files::identity(&loaded.store.dir.join("db"))?;
     let mut note = meta.note.take();
     if note.is_some() || identity != meta.identity || options.machine_id != meta.machine_id {
-        note = note.or_else(|| Some("this journal is a copy of another, or was moved".into()));
+        if note.is_none() {
+            note = Some("this journal is a copy of another, or was moved".into());
+            meta.unproven_before_us = options.now.wall_us.max(loaded.highest_wall_us);
+        }
         meta.epoch = draw_epoch(&options, loaded.last_epoch)?;
     } else {
         meta.epoch = loaded.last_epoch + 1;
@@ -503,6 +506,7 @@ fn finish(
         highest_wall_us: loaded.highest_wall_us.max(0),
         clean,
         note,
+        unproven_before_us: meta.unproven_before_us,
         findings: Vec::new(),
     };
     let shared = Shared {

@@ -86,6 +86,7 @@ fn recovered(evidence: &Evidence, findings: &[Finding]) -> Recovered {
         dead_letters: dead.into_iter().collect(),
         highest_wall_us: evidence.highest_wall_us,
         clean: false,
+        unproven_before_us: evidence.meta.unproven_before_us,
         note: None,
         findings: findings.to_vec(),
     }
@@ -384,6 +385,7 @@ fn build(
         machine_id: options.machine_id.clone(),
         gateway: options.gateway.clone(),
         note: Some(format!("salvage: {reason}")),
+        unproven_before_us: options.now.wall_us,
         ..Meta::default()
     };
     // A gap at the very beginning needs no placeholders: the log begins behind it.

@@ -150,6 +150,7 @@ fn build(
         operations: recovered.open_operations.clone(),
         machines: recovered.machines.clone(),
         highest_wall_us: recovered.highest_wall_us,
+        unproven_before_us: recovered.unproven_before_us,
         recovery,
     };
     let seed = now.boottime_ns ^ recovered.epoch.0.rotate_left(32);

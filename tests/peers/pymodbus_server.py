@@ -2,6 +2,7 @@
 """A Modbus TCP server that nobody of this project wrote: pymodbus 3.16 or later.
 
     pymodbus_server.py [--address 127.0.0.1] [--port 0] [--unit 1] [--registers 2048]
+                       [--value holding:110=4711 ...]     stands before anybody can connect
 
 Standard output, one line each:
     listening ADDRESS PORT
@@ -34,10 +35,19 @@ class Peer:
     def __init__(self, args):
         self.unit = args.unit
         self.inside = False  # a `set` from standard input is no write from the network
-        bits = lambda: [SimData(0, values=[False] * args.registers, datatype=DataType.BITS)]
-        words = lambda: [SimData(0, values=[0] * args.registers, datatype=DataType.REGISTERS)]
+        areas = {area: [0] * args.registers for area in READ}
+        for given in args.value:
+            place, value = given.split("=")
+            area, offset = place.split(":")
+            areas[area][int(offset)] = int(value)
+        bits = lambda area: [
+            SimData(0, values=[bool(v) for v in areas[area]], datatype=DataType.BITS)
+        ]
+        words = lambda area: [SimData(0, values=areas[area], datatype=DataType.REGISTERS)]
         device = SimDevice(
-            id=args.unit, simdata=(bits(), bits(), words(), words()), action=self.on_access
+            id=args.unit,
+            simdata=(bits("coil"), bits("discrete"), words("holding"), words("input")),
+            action=self.on_access,
         )
         self.server = ModbusTcpServer(device, address=(args.address, args.port))
 
@@ -71,6 +81,7 @@ async def main():
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--unit", type=int, default=1)
     parser.add_argument("--registers", type=int, default=2048)
+    parser.add_argument("--value", action="append", default=[], metavar="AREA:OFFSET=VALUE")
     peer = Peer(parser.parse_args())
     await peer.server.serve_forever(background=True)
     say("listening", *peer.server.transport.sockets[0].getsockname()[:2])

@@ -102,7 +102,7 @@ struct Peer {
 }
 
 impl Peer {
-    async fn start(port: u16) -> Self {
+    async fn start_with(port: u16, values: &[&str]) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let python = root.join("target/venv/bin/python");
         assert!(
@@ -114,6 +114,7 @@ impl Peer {
         let mut child = Command::new(python)
             .arg(root.join("tests/peers/pymodbus_server.py"))
             .args(["--port", &port.to_string(), "--registers", "2048"])
+            .args(values.iter().flat_map(|value| ["--value", value]))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -139,19 +140,18 @@ impl Peer {
     }
     /// A peer that has what the gate wants.
     async fn press(port: u16, identity: u16) -> Self {
-        let mut peer = Self::start(port).await;
-        for (place, value) in [
-            ("holding 110", identity),
-            ("holding 120", 7),
-            ("holding 121", 1),
-            ("holding 100", 5),
-            ("holding 516", 77),
-            ("input 7", 33),
-            ("coil 3", 1),
-        ] {
-            peer.set(place, value).await;
-        }
-        peer
+        // All of it stands before the gateway can connect: it reads the gate at once.
+        let identity = format!("holding:110={identity}");
+        let values = [
+            &*identity,
+            "holding:120=7",
+            "holding:121=1",
+            "holding:100=5",
+            "holding:516=77",
+            "input:7=33",
+            "coil:3=1",
+        ];
+        Self::start_with(port, &values).await
     }
     fn said(&self, start: &str) -> Vec<String> {
         let lines = self.lines.lock().unwrap();
