@@ -4,8 +4,7 @@
 //! May call: the simulator, the interface's client, plc (for the poll loop), the binary.
 //! Never: decide whether a figure is good enough; it prints ratios, people judge.
 
-use holdfast::cli::client::{Client, Raw};
-use holdfast::cli::exit::Failure;
+use holdfast::cli::client::Client;
 use holdfast::core::spec::{
     Address, DataType, GateSpec, LinkSpec, MachineSpec, ModbusArea, ModbusTcp, Scalar, Tag,
     WordOrder,
@@ -20,6 +19,8 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
 use tokio_modbus::prelude::{Reader as _, Slave, tcp};
 
 const SIM: &str = r#"
@@ -214,12 +215,37 @@ fn request(id: &str, machine: &str, command: &str, value: usize) -> String {
     .to_string()
 }
 
-/// A refusal is an answer too.
-fn status(answer: Result<Raw, Failure>) -> u16 {
-    match answer {
-        Ok(raw) => raw.status,
-        Err(Failure::Problem { status, .. }) => status,
-        Err(failure) => panic!("{failure:?}"),
+/// A caller that keeps its connection, as a program does.
+struct Caller(UnixStream);
+
+impl Caller {
+    async fn new(dir: &Path) -> Self {
+        Self(UnixStream::connect(dir.join("api.sock")).await.unwrap())
+    }
+    /// The status of the answer.
+    async fn post(&mut self, path: &str, body: &str) -> u16 {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: holdfast\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        self.0.write_all((head + body).as_bytes()).await.unwrap();
+        let mut answer = Vec::with_capacity(4096);
+        loop {
+            let read = self.0.read_buf(&mut answer).await.unwrap();
+            assert!(read > 0, "the gateway closed the connection");
+            let text = String::from_utf8_lossy(&answer);
+            let Some((head, body)) = text.split_once("\r\n\r\n") else {
+                continue;
+            };
+            let length = head.lines().find_map(|line| {
+                let (name, value) = line.split_once(':')?;
+                name.eq_ignore_ascii_case("content-length")
+                    .then(|| value.trim().parse::<usize>().unwrap())
+            });
+            if body.len() >= length.unwrap() {
+                return head[9..12].parse().unwrap();
+            }
+        }
     }
 }
 
@@ -230,14 +256,14 @@ fn median(times: &mut [Duration]) -> f64 {
 
 /// A relative action to a machine that is not connected: recorded as rejected, durably, then answered.
 async fn submit_durable(dir: &Path) {
-    let client = Client::new(dir.join("api.sock"));
+    let mut caller = Caller::new(dir).await;
     let mut floor = Floor::new(dir);
     let (mut ours, mut raw) = (Vec::new(), Vec::new());
     for n in 0..ROUNDS {
         raw.push(floor.one());
         let body = request(&format!("S{n}"), "down", "nudge", n);
         let begun = Instant::now();
-        let answer = status(client.post("/v1/operations", body, 10_000).await);
+        let answer = caller.post("/v1/operations", &body).await;
         ours.push(begun.elapsed());
         assert_eq!(answer, 409);
     }
@@ -253,12 +279,12 @@ async fn many_callers(dir: &Path) {
         let begun = Instant::now();
         let mut tasks = Vec::new();
         for caller in 0..callers {
-            let client = Client::new(dir.join("api.sock"));
+            let mut connection = Caller::new(dir).await;
             let tag = tag.to_owned();
             tasks.push(tokio::spawn(async move {
                 for n in 0..PER_CALLER {
                     let body = request(&format!("{tag}{caller}-{n}"), "down", "nudge", n);
-                    let answer = status(client.post("/v1/operations", body, 10_000).await);
+                    let answer = connection.post("/v1/operations", &body).await;
                     assert_eq!(answer, 409);
                 }
             }));
@@ -286,6 +312,7 @@ async fn many_callers(dir: &Path) {
 /// From the request to the first byte at the device, link up, nothing waiting.
 async fn first_byte(dir: &Path, device: &Device, how: &str) {
     let client = Client::new(dir.join("api.sock"));
+    let mut caller = Caller::new(dir).await;
     let mut floor = Floor::new(dir);
     let (mut ours, mut raw, mut commits) = (Vec::new(), Vec::new(), 0);
     let commit = async || {
@@ -301,11 +328,8 @@ async fn first_byte(dir: &Path, device: &Device, how: &str) {
         let before = commit().await;
         let body = request(&format!("F{how}{n}").replace(' ', "_"), "up", "set", n);
         let begun = device.elapsed();
-        let answer = client
-            .post("/v1/operations?wait=5s", body, 10_000)
-            .await
-            .unwrap();
-        assert_eq!(answer.status, 201, "{}", answer.text);
+        let answer = caller.post("/v1/operations?wait=5s", &body).await;
+        assert_eq!(answer, 201);
         let write = device
             .requests()
             .into_iter()

@@ -47,6 +47,20 @@ pub fn clock_synchronised() -> bool {
     (0..TIME_ERROR).contains(&state)
 }
 
+/// Gives memory that was needed only for a while, such as for opening a store, back to the system.
+pub fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> c_int;
+        }
+        // SAFETY: malloc_trim(3) takes any value and only touches the allocator's own free lists.
+        unsafe {
+            malloc_trim(0);
+        }
+    }
+}
+
 /// Ends this process as a power cut would end it, if the environment asks for it at `name`.
 #[cfg(feature = "test-hooks")]
 pub fn kill_point(name: &str) {

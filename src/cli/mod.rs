@@ -151,7 +151,11 @@ pub enum Command {
     /// Manual page, as roff
     Man,
     /// Version
-    Version,
+    Version {
+        /// Print the bill of materials instead (CycloneDX JSON)
+        #[arg(long)]
+        sbom: bool,
+    },
 }
 
 /// Arguments of `demo`.
@@ -232,7 +236,7 @@ pub fn dispatch(cli: Cli, local: Local) -> Exit {
         Command::Journal(what) => (local.journal)(&global, &what),
         Command::Completions { shell } => docs::completions(shell),
         Command::Man => docs::man(),
-        Command::Version => docs::version(global.json),
+        Command::Version { sbom } => docs::version(global.json, sbom),
         remote => remotely(&global, remote),
     }
 }
@@ -287,6 +291,6 @@ async fn remote(client: &Client, out: &mut Out, command: Command) -> Result<Exit
         | Command::Journal(_)
         | Command::Completions { .. }
         | Command::Man
-        | Command::Version => Ok(Exit::Done),
+        | Command::Version { .. } => Ok(Exit::Done),
     }
 }

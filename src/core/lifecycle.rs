@@ -884,3 +884,177 @@ impl Evidence {
         .refused(code)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::ids::{BootId, Epoch};
+    use super::super::time::Now;
+    use super::*;
+
+    fn now() -> Now {
+        Now {
+            boot_id: BootId([1; 16]),
+            boottime_ns: 1,
+            wall_us: 1,
+            wall_trusted: true,
+        }
+    }
+    fn evidence() -> Evidence {
+        Evidence::from_operator(&Actor::Gateway, "seen", now())
+    }
+    fn code() -> DeviceCode {
+        DeviceCode {
+            family: "modbus".into(),
+            code: 2,
+            meaning: "illegal data address".into(),
+        }
+    }
+    fn id() -> OperationId {
+        OperationId::parse("OP8").unwrap()
+    }
+    fn attempt() -> AttemptId {
+        AttemptId {
+            epoch: Epoch(1),
+            n: 1,
+        }
+    }
+
+    fn states() -> Vec<State> {
+        vec![
+            State::Queued,
+            State::Held(HeldReason::PermissionLost),
+            State::Rejected(RejectReason::Disconnected),
+            State::Expired,
+            State::Cancelled { by: Actor::Gateway },
+            State::Superseded { by: id() },
+            State::Sending { attempt: attempt() },
+            State::Accepted { since: now() },
+            State::OutcomeUnknown(UnknownReason::Restart),
+            State::Completed(Completion::new(evidence(), Vec::new())),
+            State::Failed {
+                code: code(),
+                evidence: evidence(),
+            },
+            State::NotExecuted {
+                evidence: evidence(),
+            },
+            State::Compensated {
+                by_operation: None,
+                evidence: evidence(),
+            },
+        ]
+    }
+
+    fn steps() -> Vec<Step> {
+        vec![
+            Step::Reject(RejectReason::Disconnected),
+            Step::Hold(HeldReason::PermissionLost),
+            Step::Approve,
+            Step::Expire,
+            Step::Cancel(Actor::Gateway),
+            Step::Supersede(id()),
+            Step::Begin(attempt()),
+            Step::Return,
+            Step::Accept(now()),
+            Step::Doubt(UnknownReason::Restart),
+            Step::Complete(Completion::new(evidence(), Vec::new())),
+            Step::Fail(code(), evidence()),
+            Step::Deny(evidence()),
+            Step::Compensate(None, evidence()),
+        ]
+    }
+
+    // covers: ST-01, ST-02
+    #[test]
+    fn the_table_is_the_one_that_is_written_down() {
+        let mut arrows: Vec<String> = Vec::new();
+        for state in states() {
+            for step in steps() {
+                let name = step.name();
+                match next(&state, step) {
+                    Ok(after) => arrows.push(format!("{} {name} {}", state.name(), after.name())),
+                    Err(refused) => {
+                        assert_eq!((refused.state, refused.step), (state.name(), name));
+                    }
+                }
+            }
+        }
+        let expected = "\
+queued reject rejected
+queued hold held
+queued expire expired
+queued cancel cancelled
+queued supersede superseded
+queued begin sending
+held hold held
+held approve queued
+held expire expired
+held cancel cancelled
+sending return queued
+sending accept accepted
+sending doubt outcome_unknown
+sending complete completed
+sending fail failed
+accepted doubt outcome_unknown
+accepted complete completed
+accepted fail failed
+accepted deny not_executed
+outcome_unknown accept accepted
+outcome_unknown complete completed
+outcome_unknown fail failed
+outcome_unknown deny not_executed
+outcome_unknown compensate compensated
+completed compensate compensated";
+        assert_eq!(arrows.join("\n"), expected);
+    }
+
+    // covers: ST-05, CAN-02
+    #[test]
+    fn after_the_send_boundary_only_proof_leads_back() {
+        for state in states() {
+            for step in steps() {
+                let needs_proof = matches!(
+                    step,
+                    Step::Complete(_) | Step::Fail(..) | Step::Deny(_) | Step::Compensate(..)
+                );
+                let is_return = matches!(step, Step::Return);
+                let Ok(after) = next(&state, step) else {
+                    continue;
+                };
+                if state.family() == Family::InDoubt && after.family() != Family::InDoubt {
+                    assert!(
+                        needs_proof || is_return,
+                        "{} to {}",
+                        state.name(),
+                        after.name()
+                    );
+                    // Back to the queue only by the adapter's word that no byte left.
+                    assert!(!is_return || matches!(state, State::Sending { .. }));
+                }
+                if state.is_ended() {
+                    assert_eq!(after.name(), "compensated");
+                }
+            }
+        }
+    }
+
+    // covers: SEND-02, SEND-03, SEND-04
+    #[test]
+    fn each_word_of_an_adapter_means_what_it_proves() {
+        let read = |outcome: Outcome| match meaning(&outcome, 5, 12, now()) {
+            Meaning::NotSent(_) => "not sent".to_owned(),
+            Meaning::Busy(_) => "busy".to_owned(),
+            Meaning::Replied(_) => "replied".to_owned(),
+            Meaning::Step(step) => step.name().to_owned(),
+        };
+        let why = || "x".to_owned();
+        assert_eq!(read(Outcome::NotSent { why: why() }), "not sent");
+        assert_eq!(read(Outcome::PartlySent { why: why() }), "doubt");
+        assert_eq!(read(Outcome::SentNoReply { why: why() }), "doubt");
+        assert_eq!(read(Outcome::DeviceRefused(code())), "fail");
+        assert_eq!(read(Outcome::DeviceBusy(code())), "busy");
+        assert_eq!(read(Outcome::DeviceUnclear(code())), "doubt");
+        assert_eq!(read(Outcome::DeviceAccepted), "accept");
+        assert_eq!(read(Outcome::DeviceReplied(Reply::WriteEcho)), "replied");
+    }
+}

@@ -18,6 +18,7 @@ use crate::core::spec::MachineSpec;
 use crate::journal::{self, OpenError, Opened, Options, Recovered, Retention};
 use crate::sink::file::{FileSink, FileSinkConfig};
 use crate::sink::{AckLevel, Sink};
+use crate::sys;
 use sd_notify::NotifyState;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -93,6 +94,8 @@ pub async fn run(
         RunError::System(format!("the kernel's clocks cannot be read: {error}"))
     })?;
     let opened = open_journal(&config, &clock).await?;
+    // Opening took memory that running does not.
+    sys::trim_heap();
     let (service, engine, sinks, reload) = build(config_path, boards_dir, config, clock, opened);
     serve(service, engine, sinks, reload, stop).await
 }

@@ -18,6 +18,7 @@ mod field_time;
 mod harness;
 mod kill_rounds;
 mod load;
+mod outside;
 mod peers;
 mod scene_c;
 mod smoke;
