@@ -17,6 +17,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// A cursor that moved is made durable at least so often, in milliseconds: until then a crash costs a resend
 /// of so much, under the same keys.
 const CURSOR_MS: u64 = 1_000;
+/// Events are gathered for so long before they are sent, in milliseconds.
+const GATHER_MS: u64 = 50;
 /// Events looked at in one step.
 const LOOK_EVENTS_MAX: usize = 1_000;
 /// Bytes looked at in one step.
@@ -119,6 +121,9 @@ impl SinkTask {
                     if changed.is_err() {
                         break;
                     }
+                    // More will follow at once; one sync at the sink serves them all, and does not stand in the
+                    // way of the journal's.
+                    tokio::time::sleep(Duration::from_millis(GATHER_MS)).await;
                 }
                 errand = self.errands.recv() => {
                     if let Some(errand) = errand {
