@@ -1,4 +1,33 @@
 //! Holdfast: an edge gateway between upper systems and PLCs that never says what it does not know.
+//!
+//! # The map
+//! A pure core decides; a shell obeys. The core takes `(now, input)` and returns blocks of records and effects;
+//! the shell makes the blocks durable and only then performs the effects. "Write it down before you act" is the
+//! only way through the code.
+//!
+//! | room | owns |
+//! | --- | --- |
+//! | [`core`] | every decision, as pure functions and plain data: no clock, I/O, async, randomness, logging |
+//! | [`journal`] | the durable log over sled, verified at every open; recovery mode; check, export, salvage |
+//! | [`plc`] | the link to a device: metered transport, matching, outcomes of exchanges, poll plan |
+//! | [`sink`] | places upstream that events go to |
+//! | [`api`] | the local HTTP/JSON interface, behind one trait |
+//! | [`cli`] | the command line, which talks to the interface only |
+//! | [`config`], [`board`] | files, checked with positions; computers |
+//! | [`simulator`] | a simulated PLC with faults and a ledger of effects; shares no code with [`plc`] |
+//! | [`service`] | tasks, clocks, signals: the only room that sees all others |
+//! | [`sys`] | all `unsafe` code |
+//!
+//! # Invariants
+//! - One thread, the engine, owns core and journal ([`service::engine`]). What waits is one round: decided,
+//!   committed with one flush, then acted upon. A failed commit ends the process.
+//! - No byte of a command leaves before its `Sending` is durable, and none at or after its deadline.
+//! - An operation changes state only by [`core::lifecycle::next`]; `Completed` is built only from
+//!   [`core::lifecycle::Evidence`]; doubt ends only by evidence.
+//! - A device is written to by one task, one request at a time; after any doubt the connection is dropped with a
+//!   reset before the next request.
+//! - An event has its key and is durable before a sink sees it; a cursor moves only after the sink has answered.
+//! - Dependencies between rooms point one way; `tests/architecture.rs` checks it.
 
 pub mod api;
 pub mod board;
