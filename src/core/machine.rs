@@ -283,11 +283,14 @@ impl Gateway {
                 return;
             }
         };
-        self.follow_mailbox(turn, name, &reading);
+        let mismatch = identity_mismatch(&machine.spec, &reading);
+        // Another device's ids are no measure of this one's.
+        if mismatch.is_none() {
+            self.follow_mailbox(turn, name, &reading);
+        }
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
-        let mismatch = identity_mismatch(&machine.spec, &reading);
         machine.gate = Some(reading);
         match mismatch {
             Some(held) => self.wrong_device(turn, name, held),

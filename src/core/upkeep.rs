@@ -2,11 +2,10 @@
 //! May call: every file of this room.
 //! Never: refill a validity (TIME-04), or call an outcome known because time passed (ST-05).
 
-use super::gateway::{Gateway, Settings};
+use super::gateway::{Gateway, Settings, machine_record};
 use super::ids::OperationId;
 use super::lifecycle::{Actor, HeldReason, Source, State, Step, UnknownReason};
 use super::machine::{LinkState, Machine};
-use super::record::MachineRecord;
 use super::spec::{EventKind, MachineSpec, OnRestart, Quality, Value};
 use super::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use super::turn::{Cause, Turn};
@@ -58,6 +57,8 @@ impl Gateway {
                 // Its completion timeout ran on a clock that is gone.
                 if since.boot_id != turn.now.boot_id {
                     self.completion_timed_out(turn, id);
+                } else {
+                    self.doubt_without_row(turn, id);
                 }
             }
             State::Held(_) | State::OutcomeUnknown(_) => {}
@@ -69,6 +70,13 @@ impl Gateway {
             | State::Failed { .. }
             | State::NotExecuted { .. }
             | State::Compensated { .. } => {}
+        }
+    }
+
+    /// Nothing says any more how long an accepted operation may take: it is unknown now, not accepted for ever.
+    fn doubt_without_row(&mut self, turn: &mut Turn, id: &OperationId) {
+        if self.with_row(id).is_none() {
+            self.completion_timed_out(turn, id);
         }
     }
 
@@ -328,22 +336,31 @@ impl Gateway {
                     machine
                 }
                 None => {
-                    let record = MachineRecord {
-                        name: spec.name.clone(),
-                        ..MachineRecord::default()
-                    };
+                    let record = machine_record(&mut self.absent, &spec.name, self.epoch);
                     Machine::new(spec, record, &turn.now)
                 }
             };
             self.machines.insert(machine.spec.name.clone(), machine);
         }
         // One that is gone from the files, and still has something open, stays until that has ended.
-        before.retain(|_, machine| {
-            !machine.waiting.is_empty()
-                || !machine.held.is_empty()
-                || !machine.unresolved.is_empty()
-        });
-        self.machines.append(&mut before);
+        for (name, machine) in before {
+            if machine.waiting.is_empty()
+                && machine.held.is_empty()
+                && machine.unresolved.is_empty()
+            {
+                self.absent.insert(name, machine.record);
+            } else {
+                self.machines.insert(name, machine);
+            }
+        }
+        let accepted: Vec<OperationId> = self
+            .open()
+            .filter(|operation| matches!(operation.state, State::Accepted { .. }))
+            .map(|operation| operation.id.clone())
+            .collect();
+        for id in accepted {
+            self.doubt_without_row(turn, &id);
+        }
         let gateway = self.settings.gateway.clone();
         self.emit(
             turn,

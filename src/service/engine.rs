@@ -334,7 +334,10 @@ impl Engine {
                     .operation(&id)
                     .is_some_and(|operation| !operation.state.is_ended())
                 {
-                    round.ended.entry(id).or_default().push(reply);
+                    // Waits that ended by themselves leave nothing behind, however long this stays open.
+                    let waiting = round.ended.entry(id).or_default();
+                    waiting.retain(|waiter| !waiter.is_closed());
+                    waiting.push(reply);
                 } else {
                     let _ = reply.send(());
                 }
@@ -424,6 +427,7 @@ impl Engine {
             failpoint!("engine.after-commit");
             operation_points(&blocks, "durable");
         }
+        self.core.committed();
         for effect in effects {
             self.perform(round, effect);
         }
