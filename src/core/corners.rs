@@ -282,3 +282,35 @@ fn what_was_accepted_becomes_unknown_though_its_command_is_gone() {
     stage.pass(60.0);
     assert_eq!(stage.state("N1").name(), "outcome_unknown");
 }
+
+// covers: CFG-03, VER-04, POL-02
+#[test]
+fn a_machine_that_comes_back_after_a_restart_has_what_it_left_open() {
+    let mut stage = Stage::with(vec![spec()]);
+    stage.up(7);
+    let request = stage.request("E1", "eject_one");
+    recorded(stage.submit(request, 1000));
+    stage.exchanged("E1", Outcome::SentNoReply { why: "test".into() });
+    stage.specs = vec![Arc::new(press("press-2"))];
+    stage.restart(true, true);
+    assert_eq!(stage.core.open().count(), 1);
+    reload(&mut stage, vec![spec(), press("press-2")]);
+    let machine = &stage.core.machines()["press-1"];
+    assert_eq!(machine.unresolved.len(), 1);
+    stage.up(7);
+    let probed = |effect: &Effect| matches!(effect, Effect::Probe { operation, .. } if *operation == id("E1"));
+    assert!(stage.effects.iter().any(probed));
+    let request = stage.request("E2", "eject_one");
+    recorded(stage.submit(request, 1000));
+    assert_eq!(stage.runs_of("E2"), 0, "the mailbox is taken by E1");
+    // Out of the files again: what is open stays, and nothing new is taken.
+    stage.down();
+    reload(&mut stage, vec![press("press-2")]);
+    let request = stage.set_request("S1", 50);
+    let refused = stage.submit(request, 1000);
+    assert!(
+        matches!(refused, Answer::Refused(Refusal::UnknownMachine { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(stage.core.machines()["press-1"].unresolved.len(), 1);
+}

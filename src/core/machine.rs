@@ -24,6 +24,8 @@ pub const WAITING_MAX: usize = 1024;
 pub struct Machine {
     /// As configured.
     pub spec: Arc<MachineSpec>,
+    /// Still in the files; one that is not stays while something of it is open, and takes nothing new.
+    pub configured: bool,
     /// What survives.
     pub record: MachineRecord,
     /// How the link stands.
@@ -98,6 +100,7 @@ impl Machine {
     pub(super) fn new(spec: Arc<MachineSpec>, record: MachineRecord, now: &Now) -> Self {
         Self {
             spec,
+            configured: true,
             record,
             link: LinkState::Down,
             since: *now,

@@ -9,6 +9,7 @@ use super::machine::{LinkState, Machine};
 use super::spec::{EventKind, MachineSpec, OnRestart, Quality, Value};
 use super::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use super::turn::{Cause, Turn};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// No timer fires sooner than this after it was set, so that nothing can spin.
@@ -329,13 +330,16 @@ impl Gateway {
     ) {
         self.settings = settings;
         let mut before = std::mem::take(&mut self.machines);
+        let mut come_back = BTreeSet::new();
         for spec in specs {
             let machine = match before.remove(&spec.name) {
                 Some(mut machine) => {
                     machine.spec = spec;
+                    machine.configured = true;
                     machine
                 }
                 None => {
+                    come_back.insert(spec.name.clone());
                     let record = machine_record(&mut self.absent, &spec.name, self.epoch);
                     Machine::new(spec, record, &turn.now)
                 }
@@ -343,7 +347,8 @@ impl Gateway {
             self.machines.insert(machine.spec.name.clone(), machine);
         }
         // One that is gone from the files, and still has something open, stays until that has ended.
-        for (name, machine) in before {
+        for (name, mut machine) in before {
+            machine.configured = false;
             if machine.waiting.is_empty()
                 && machine.held.is_empty()
                 && machine.unresolved.is_empty()
@@ -352,6 +357,16 @@ impl Gateway {
             } else {
                 self.machines.insert(name, machine);
             }
+        }
+        // What a machine left open before this start is its own again: counted, verified, and in the mailbox's way.
+        let own_again: Vec<OperationId> = self
+            .open()
+            .filter(|operation| come_back.contains(&operation.intent.machine))
+            .map(|operation| operation.id.clone())
+            .collect();
+        for id in own_again {
+            self.place(&id);
+            self.set_timer(&id);
         }
         let accepted: Vec<OperationId> = self
             .open()
