@@ -70,7 +70,10 @@ impl Gateway {
                 name: bounded(&request.machine),
                 nearest: intent::nearest(
                     &request.machine,
-                    self.machines.keys().map(String::as_str),
+                    self.machines
+                        .iter()
+                        .filter(|(_, machine)| machine.configured)
+                        .map(|(name, _)| name.as_str()),
                 )
                 .map(str::to_owned),
             })?;

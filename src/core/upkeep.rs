@@ -349,6 +349,10 @@ impl Gateway {
         // One that is gone from the files, and still has something open, stays until that has ended.
         for (name, mut machine) in before {
             machine.configured = false;
+            // Nobody mends the link of a machine that is to be gone.
+            for code in ["link_down", "identity_mismatch"] {
+                self.set_alarm(turn, code, &name, None);
+            }
             if machine.waiting.is_empty()
                 && machine.held.is_empty()
                 && machine.unresolved.is_empty()
