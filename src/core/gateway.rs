@@ -8,6 +8,7 @@ use super::intent::{Digest, InvalidArgument, Request};
 use super::jitter::Jitter;
 use super::lifecycle::Actor;
 use super::machine::Machine;
+use super::mailbox::id_after;
 use super::record::{
     Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, Stored, Tombstone,
 };
@@ -277,6 +278,8 @@ pub struct Gateway {
     pub(super) next_commit: CommitNo,
     pub(super) next_attempt: u64,
     pub(super) machines: BTreeMap<String, Machine>,
+    /// Facts of machines that are not configured now: one that comes back must not give out an id again.
+    pub(super) absent: BTreeMap<String, MachineRecord>,
     pub(super) operations: HashMap<OperationId, Operation>,
     pub(super) tombstones: HashMap<OperationId, Tombstone>,
     pub(super) ended: VecDeque<OperationId>,
@@ -325,7 +328,7 @@ impl Gateway {
         now: &Now,
         seed: u64,
     ) -> Self {
-        let mut records: BTreeMap<String, MachineRecord> = restored
+        let mut absent: BTreeMap<String, MachineRecord> = restored
             .machines
             .into_iter()
             .map(|record| (record.name.clone(), record))
@@ -333,10 +336,7 @@ impl Gateway {
         let machines = specs
             .into_iter()
             .map(|spec| {
-                let record = records.remove(&spec.name).unwrap_or_else(|| MachineRecord {
-                    name: spec.name.clone(),
-                    ..MachineRecord::default()
-                });
+                let record = machine_record(&mut absent, &spec.name, restored.epoch);
                 (spec.name.clone(), Machine::new(spec, record, now))
             })
             .collect();
@@ -347,6 +347,7 @@ impl Gateway {
             next_commit: restored.next_commit,
             next_attempt: 1,
             machines,
+            absent,
             operations: restored
                 .operations
                 .into_iter()
@@ -630,7 +631,6 @@ impl Gateway {
                 });
                 self.next_commit = CommitNo(self.next_commit.0 + 1);
             }
-            self.forget_old();
         }
         output
     }
@@ -687,8 +687,9 @@ impl Gateway {
         blocks
     }
 
-    /// Ended operations are in the journal; memory keeps only the newest.
-    fn forget_old(&mut self) {
+    /// Everything that was decided so far is durable. Only now may memory forget ended operations: one that the
+    /// journal does not hold yet would be taken for new.
+    pub fn committed(&mut self) {
         while self.ended.len() > ENDED_KEPT_MAX {
             let Some(id) = self.ended.pop_front() else {
                 break;
@@ -706,6 +707,29 @@ impl Gateway {
             self.tombstones.clear();
         }
     }
+}
+
+/// The durable facts of a machine, taken out of `known`. A new incarnation of the journal (created, salvaged,
+/// restored) does not know which request ids were given out before it, and a device may still show one of them as
+/// done: its ids begin at the seconds that its epoch was drawn from, which no count of operations reaches.
+pub(super) fn machine_record(
+    known: &mut BTreeMap<String, MachineRecord>,
+    name: &str,
+    epoch: Epoch,
+) -> MachineRecord {
+    /// 2020-01-01, in seconds since 1970.
+    const ORIGIN_S: u64 = 1_577_836_800;
+    /// An epoch's bits below the seconds.
+    const EPOCH_RANDOM_BITS: u32 = 30;
+    let mut record = known.remove(name).unwrap_or_else(|| MachineRecord {
+        name: name.to_owned(),
+        ..MachineRecord::default()
+    });
+    let first = (epoch.0 >> EPOCH_RANDOM_BITS).saturating_sub(ORIGIN_S) as u32;
+    if id_after(first, record.last_request_id) {
+        record.last_request_id = first;
+    }
+    record
 }
 
 /// What a caller is told about a request that names an operation.

@@ -24,6 +24,8 @@ pub const WAITING_MAX: usize = 1024;
 pub struct Machine {
     /// As configured.
     pub spec: Arc<MachineSpec>,
+    /// Still in the files; one that is not stays while something of it is open, and takes nothing new.
+    pub configured: bool,
     /// What survives.
     pub record: MachineRecord,
     /// How the link stands.
@@ -98,6 +100,7 @@ impl Machine {
     pub(super) fn new(spec: Arc<MachineSpec>, record: MachineRecord, now: &Now) -> Self {
         Self {
             spec,
+            configured: true,
             record,
             link: LinkState::Down,
             since: *now,
@@ -283,11 +286,14 @@ impl Gateway {
                 return;
             }
         };
-        self.follow_mailbox(turn, name, &reading);
+        let mismatch = identity_mismatch(&machine.spec, &reading);
+        // Another device's ids are no measure of this one's.
+        if mismatch.is_none() {
+            self.follow_mailbox(turn, name, &reading);
+        }
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
-        let mismatch = identity_mismatch(&machine.spec, &reading);
         machine.gate = Some(reading);
         match mismatch {
             Some(held) => self.wrong_device(turn, name, held),

@@ -145,7 +145,7 @@ pub(super) fn press(name: &str) -> MachineSpec {
     }
 }
 
-fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     Settings {
         gateway: "gw".into(),
         replay_window_ms: 24 * 3600 * 1000,
@@ -238,6 +238,7 @@ impl Stage {
                 _ => {}
             }
         }
+        self.core.committed();
         self.effects.extend(output.effects.iter().cloned());
         output.effects
     }

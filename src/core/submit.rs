@@ -62,17 +62,21 @@ impl Gateway {
     }
 
     fn check_form(&self, request: &Request) -> Result<Candidate, Refusal> {
-        let machine =
-            self.machines
-                .get(&request.machine)
-                .ok_or_else(|| Refusal::UnknownMachine {
-                    name: bounded(&request.machine),
-                    nearest: intent::nearest(
-                        &request.machine,
-                        self.machines.keys().map(String::as_str),
-                    )
-                    .map(str::to_owned),
-                })?;
+        let machine = self
+            .machines
+            .get(&request.machine)
+            .filter(|machine| machine.configured)
+            .ok_or_else(|| Refusal::UnknownMachine {
+                name: bounded(&request.machine),
+                nearest: intent::nearest(
+                    &request.machine,
+                    self.machines
+                        .iter()
+                        .filter(|(_, machine)| machine.configured)
+                        .map(|(name, _)| name.as_str()),
+                )
+                .map(str::to_owned),
+            })?;
         let spec = Arc::clone(&machine.spec);
         if spec.owner != self.settings.gateway {
             return Err(Refusal::NotOwner {

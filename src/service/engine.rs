@@ -334,7 +334,10 @@ impl Engine {
                     .operation(&id)
                     .is_some_and(|operation| !operation.state.is_ended())
                 {
-                    round.ended.entry(id).or_default().push(reply);
+                    // Waits that ended by themselves leave nothing behind, however long this stays open.
+                    let waiting = round.ended.entry(id).or_default();
+                    waiting.retain(|waiter| !waiter.is_closed());
+                    waiting.push(reply);
                 } else {
                     let _ = reply.send(());
                 }
@@ -424,6 +427,7 @@ impl Engine {
             failpoint!("engine.after-commit");
             operation_points(&blocks, "durable");
         }
+        self.core.committed();
         for effect in effects {
             self.perform(round, effect);
         }
@@ -498,6 +502,39 @@ impl Engine {
         Ok(())
     }
 
+    /// What is open of machines that are in no file any more still waits for somebody.
+    fn machines_not_configured(&self, now: &Now) -> Vec<MachineSnapshot> {
+        let mut open: HashMap<&str, Vec<&Operation>> = HashMap::new();
+        for operation in self.core.open() {
+            let machine = operation.intent.machine.as_str();
+            if !self.core.machines().contains_key(machine) {
+                open.entry(machine).or_default().push(operation);
+            }
+        }
+        let snapshot = |(name, open): (&str, Vec<&Operation>)| {
+            let of = |wanted: fn(&State) -> bool| {
+                open.iter()
+                    .copied()
+                    .filter(move |operation| wanted(&operation.state))
+            };
+            let held = || of(|state| matches!(state, State::Held(_)));
+            let unknown = || of(|state| matches!(state, State::OutcomeUnknown(_)));
+            MachineSnapshot {
+                name: name.to_owned(),
+                link: LinkState::Down,
+                since: *now,
+                reason: "not configured any more".into(),
+                in_flight: None,
+                queued: of(|state| *state == State::Queued).count(),
+                held: held().count(),
+                unknown: unknown().count(),
+                held_since: oldest(held()),
+                unknown_since: oldest(unknown()),
+            }
+        };
+        open.into_iter().map(snapshot).collect()
+    }
+
     fn snapshot(&mut self, now: &Now) -> Snapshot {
         let (usage, full) = match &mut self.store {
             Store::Open(journal) => (
@@ -506,7 +543,8 @@ impl Engine {
             ),
             Store::ReadOnly(_) => (Usage::default(), None),
         };
-        let machines = self.core.machines().values().map(|machine| {
+        let mut machines = self.machines_not_configured(now);
+        machines.extend(self.core.machines().values().map(|machine| {
             let held = machine.held.iter().filter_map(|id| self.core.operation(id));
             let unknown: Vec<&Operation> = machine
                 .unresolved
@@ -527,12 +565,12 @@ impl Engine {
                 held_since: oldest(held),
                 unknown_since: oldest(unknown.into_iter()),
             }
-        });
+        }));
         Snapshot {
             recovery: self.core.is_recovery(),
             stopping: self.core.is_stopping(),
             now: *now,
-            machines: machines.collect(),
+            machines,
             alarms: self.core.alarms().cloned().collect(),
             usage,
             full,
