@@ -72,6 +72,7 @@ fn reload(stage: &mut Stage, specs: Vec<MachineSpec>) {
     stage.input(Input::Reconfigured {
         machines: stage.specs.clone(),
         settings,
+        actor: Actor::Gateway,
     });
 }
 

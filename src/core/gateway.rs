@@ -182,6 +182,8 @@ pub enum Input {
         machines: Vec<Arc<MachineSpec>>,
         /// The settings, whole.
         settings: Box<Settings>,
+        /// Who had it read.
+        actor: Actor,
     },
     /// Time passed.
     Tick,
@@ -474,9 +476,11 @@ impl Gateway {
             }
             Input::Keep { record } => self.keep(&mut turn, record),
             Input::Capacity(full) => self.set_capacity(&mut turn, full),
-            Input::Reconfigured { machines, settings } => {
-                self.reconfigured(&mut turn, machines, *settings)
-            }
+            Input::Reconfigured {
+                machines,
+                settings,
+                actor,
+            } => self.reconfigured(&mut turn, machines, *settings, &actor),
             Input::Tick => self.tick(&mut turn),
         }
         self.finish(turn)

@@ -327,6 +327,7 @@ impl Gateway {
         turn: &mut Turn,
         specs: Vec<Arc<MachineSpec>>,
         settings: Settings,
+        actor: &Actor,
     ) {
         self.settings = settings;
         let mut before = std::mem::take(&mut self.machines);
@@ -385,7 +386,7 @@ impl Gateway {
             turn,
             &gateway,
             "configuration.reloaded",
-            serde_json::json!({ "by": Actor::Gateway.to_string() }),
+            serde_json::json!({ "by": actor.to_string() }),
         );
     }
 }

@@ -50,7 +50,12 @@ pub enum Message {
     /// Make a record durable, then say so.
     Keep(Box<Record>, oneshot::Sender<()>),
     /// The configuration was read again and passed every check.
-    Reconfigure(Vec<Arc<MachineSpec>>, Box<Settings>, oneshot::Sender<()>),
+    Reconfigure(
+        Vec<Arc<MachineSpec>>,
+        Box<Settings>,
+        Actor,
+        oneshot::Sender<()>,
+    ),
     /// How things stand.
     Snapshot(oneshot::Sender<Snapshot>),
     /// Take nothing new, finish what is under way, close the journal.
@@ -95,6 +100,8 @@ pub struct MachineSnapshot {
     pub held: usize,
     /// How many.
     pub unknown: usize,
+    /// What of the gate is closed for every command, though the link is up.
+    pub gate_closed: Option<String>,
     /// Since when the oldest that is held has been.
     pub held_since: Option<Stamp>,
     /// Since when the oldest that is unknown has been.
@@ -347,9 +354,16 @@ impl Engine {
                 round.kept.push(reply);
                 self.decide(now, Input::Keep { record: *record })
             }
-            Message::Reconfigure(machines, settings, reply) => {
+            Message::Reconfigure(machines, settings, actor, reply) => {
                 round.kept.push(reply);
-                self.decide(now, Input::Reconfigured { machines, settings })
+                self.decide(
+                    now,
+                    Input::Reconfigured {
+                        machines,
+                        settings,
+                        actor,
+                    },
+                )
             }
             Message::Snapshot(reply) => {
                 let _ = reply.send(self.snapshot(now));
@@ -528,6 +542,7 @@ impl Engine {
                 queued: of(|state| *state == State::Queued).count(),
                 held: held().count(),
                 unknown: unknown().count(),
+                gate_closed: None,
                 held_since: oldest(held()),
                 unknown_since: oldest(unknown()),
             }
@@ -562,6 +577,7 @@ impl Engine {
                 queued: machine.waiting.len(),
                 held: machine.held.len(),
                 unknown: unknown.len(),
+                gate_closed: machine.gate_closed().map(|held| held.to_string()),
                 held_since: oldest(held),
                 unknown_since: oldest(unknown.into_iter()),
             }
