@@ -187,8 +187,13 @@ fn an_operation_recorded_before_the_clock_was_set_outlives_the_packets_that_name
     }
     settle(&mut journal, BASE_US + HOUR_US + 60_000_000);
     assert!(matches!(look(&journal), Some(Stored::Tombstone(_))));
+    assert_eq!(journal.unproven_before_us(), 0);
     settle(&mut journal, BASE_US + HOUR_US + 120_000_000);
     assert!(look(&journal).is_none());
+    // Now its id would be new, so packets of that time are refused: in this run, and after it.
+    assert_eq!(journal.unproven_before_us(), BASE_US);
+    journal.close().unwrap();
+    assert_eq!(normal(home.path()).1.unproven_before_us, BASE_US);
 }
 
 // covers: CAP-01, F105

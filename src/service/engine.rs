@@ -498,6 +498,7 @@ impl Engine {
             round.busy = journal
                 .maintain(now, &self.retention, UPKEEP_ENTRIES_MAX)?
                 .busy();
+            self.core.forgot_until(journal.unproven_before_us());
         }
         Ok(())
     }
