@@ -502,6 +502,10 @@ impl Gateway {
     pub(super) fn unproven_before_us(&self) -> i64 {
         self.unproven_before_us
     }
+    /// The journal has forgotten ids of requests issued up to then.
+    pub fn forgot_until(&mut self, issued_us: i64) {
+        self.unproven_before_us = self.unproven_before_us.max(issued_us);
+    }
     /// Damage was found, so nothing is decided or written (REC-03).
     #[must_use]
     pub fn is_recovery(&self) -> bool {

@@ -228,8 +228,8 @@ impl Gateway {
         let ahead_us = us(CLOCK_AHEAD_MS_MAX);
         if issued_us <= self.unproven_before_us() {
             return Err(Refusal::OutsideReplayWindow {
-                why: "it was issued before this journal was salvaged or restored, and what became of it may be \
-                      lost; find out at the machine"
+                why: "what this gateway knew of requests issued then is gone (salvaged, restored, or past its retention), \
+                      and it may have been executed; find out at the machine"
                     .into(),
             });
         }

@@ -173,6 +173,9 @@ pub enum EngineError {
     /// Disk: what is in the file is no longer known, so nothing more may be promised.
     #[error("{0}; the gateway ends, so that its next start finds out what is on the disk")]
     Commit(#[from] CommitError),
+    /// Nobody outside: a fault of the program.
+    #[error("the engine ended by a fault of its own, told above; the gateway ends with it")]
+    Fault,
 }
 
 struct Round {
@@ -512,6 +515,7 @@ impl Engine {
             round.busy = journal
                 .maintain(now, &self.retention, UPKEEP_ENTRIES_MAX)?
                 .busy();
+            self.core.forgot_until(journal.unproven_before_us());
         }
         Ok(())
     }

@@ -364,7 +364,7 @@ async fn serve(
                 let _ = task.await;
             }
             let _ = service.engine.send(Message::Stop).await;
-            engine_ended.await.unwrap_or(Ok(()))
+            engine_ended.await.unwrap_or(Err(EngineError::Fault))
         }
     };
     let _ = api.await;
@@ -493,7 +493,7 @@ impl Service {
                 _ = terminate.recv() => return None,
                 _ = interrupt.recv() => return None,
                 () = told => return None,
-                ended = &mut *engine_ended => return Some(ended.unwrap_or(Ok(()))),
+                ended = &mut *engine_ended => return Some(ended.unwrap_or(Err(EngineError::Fault))),
                 _ = hangup.recv() => match self.reload(Actor::Gateway).await {
                     Ok(done) => log::info!("{done}"),
                     Err(why) => log::error!("nothing changed: {why}"),
