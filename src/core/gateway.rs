@@ -8,7 +8,6 @@ use super::intent::{Digest, InvalidArgument, Request};
 use super::jitter::Jitter;
 use super::lifecycle::Actor;
 use super::machine::Machine;
-use super::mailbox::id_after;
 use super::record::{
     Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, Stored, Tombstone,
 };
@@ -316,6 +315,8 @@ pub struct Restored {
     pub highest_wall_us: i64,
     /// Before this wall time, microseconds since 1970, an operation may have been recorded and lost; 0: none.
     pub unproven_before_us: i64,
+    /// The journal is created, salvaged or a copy: what was given out after it was written is not in it.
+    pub new_incarnation: bool,
     /// Damage was found (REC-03).
     pub recovery: bool,
 }
@@ -338,7 +339,12 @@ impl Gateway {
         let machines = specs
             .into_iter()
             .map(|spec| {
-                let record = machine_record(&mut absent, &spec.name, restored.epoch);
+                let record = machine_record(
+                    &mut absent,
+                    &spec.name,
+                    restored.epoch,
+                    restored.new_incarnation,
+                );
                 (spec.name.clone(), Machine::new(spec, record, now))
             })
             .collect();
@@ -717,25 +723,28 @@ impl Gateway {
     }
 }
 
-/// The durable facts of a machine, taken out of `known`. A new incarnation of the journal (created, salvaged,
-/// restored) does not know which request ids were given out before it, and a device may still show one of them as
-/// done: its ids begin at the seconds that its epoch was drawn from, which no count of operations reaches.
+/// The durable facts of a machine, taken out of `known`. Where nobody knows which request ids were given out (a new
+/// machine, a new incarnation of the journal), a device may still show one of them as done: then the ids go on far
+/// ahead, by a random stride, as two incarnations may begin from the same copy.
 pub(super) fn machine_record(
     known: &mut BTreeMap<String, MachineRecord>,
     name: &str,
     epoch: Epoch,
+    new_incarnation: bool,
 ) -> MachineRecord {
-    /// 2020-01-01, in seconds since 1970.
-    const ORIGIN_S: u64 = 1_577_836_800;
-    /// An epoch's bits below the seconds.
-    const EPOCH_RANDOM_BITS: u32 = 30;
-    let mut record = known.remove(name).unwrap_or_else(|| MachineRecord {
+    /// More than any machine is commanded between a backup and its return.
+    const STRIDE_MIN: u32 = 1 << 24;
+    /// The low bits of an epoch that was drawn are random.
+    const STRIDE_RANDOM_MASK: u64 = (1 << 26) - 1;
+    let found = known.remove(name);
+    let known_whole = found.is_some() && !new_incarnation;
+    let mut record = found.unwrap_or_else(|| MachineRecord {
         name: name.to_owned(),
         ..MachineRecord::default()
     });
-    let first = (epoch.0 >> EPOCH_RANDOM_BITS).saturating_sub(ORIGIN_S) as u32;
-    if id_after(first, record.last_request_id) {
-        record.last_request_id = first;
+    if !known_whole {
+        let random = (epoch.0 & STRIDE_RANDOM_MASK) as u32;
+        record.last_request_id = record.last_request_id.wrapping_add(STRIDE_MIN + random);
     }
     record
 }

@@ -341,7 +341,7 @@ impl Gateway {
                 }
                 None => {
                     come_back.insert(spec.name.clone());
-                    let record = machine_record(&mut self.absent, &spec.name, self.epoch);
+                    let record = machine_record(&mut self.absent, &spec.name, self.epoch, false);
                     Machine::new(spec, record, &turn.now)
                 }
             };

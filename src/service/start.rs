@@ -155,6 +155,7 @@ fn build(
         machines: recovered.machines.clone(),
         highest_wall_us: recovered.highest_wall_us,
         unproven_before_us: recovered.unproven_before_us,
+        new_incarnation: recovered.note.is_some(),
         recovery,
     };
     let seed = now.boottime_ns ^ recovered.epoch.0.rotate_left(32);
