@@ -314,3 +314,44 @@ fn a_machine_that_comes_back_after_a_restart_has_what_it_left_open() {
     );
     assert_eq!(stage.core.machines()["press-1"].unresolved.len(), 1);
 }
+
+// covers: CMD-02, CFG-03
+#[test]
+fn a_known_id_is_answered_though_its_command_has_left_the_files() {
+    let mut stage = Stage::with(vec![spec()]);
+    stage.up(7);
+    let request = stage.request("N1", "nudge");
+    recorded(stage.submit(request.clone(), 1000));
+    reload(&mut stage, vec![press("press-1")]);
+    assert!(matches!(stage.submit(request, 1000), Answer::Replayed(_)));
+    let other = stage.request("N2", "nudge");
+    let refused = stage.submit(other, 1000);
+    assert!(matches!(
+        refused,
+        Answer::Refused(Refusal::UnknownCommand { .. })
+    ));
+}
+
+// covers: POL-06
+#[test]
+fn an_identity_that_could_not_be_read_is_not_another_device() {
+    let mut stage = Stage::with(vec![spec()]);
+    stage.up(7);
+    stage.down();
+    recorded(stage.set("SET", 50, 1000));
+    stage.link(LinkChange::Up);
+    let mut reading = mailbox_reading(&stage, 4711, 1, 1);
+    reading.identity = None;
+    reading.quality = Quality::Bad;
+    gate(&mut stage, reading);
+    assert_eq!(stage.state("SET").name(), "queued");
+    stage.up(7);
+    stage.pass(0.3);
+    gate_good(&mut stage);
+    assert_eq!(stage.runs_of("SET"), 1);
+}
+
+fn gate_good(stage: &mut Stage) {
+    let reading = mailbox_reading(stage, 4711, 1, 1);
+    gate(stage, reading);
+}

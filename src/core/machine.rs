@@ -295,6 +295,12 @@ impl Gateway {
                 return;
             }
         };
+        if machine.spec.gate.identity.is_some() && reading.identity.is_none() {
+            // Not read is not the same as another: nothing passes, and nothing needs a person for it.
+            machine.reason = "its identity could not be read".into();
+            machine.gate = None;
+            return;
+        }
         let mismatch = identity_mismatch(&machine.spec, &reading);
         // Another device's ids are no measure of this one's.
         if mismatch.is_none() {

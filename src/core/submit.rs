@@ -48,7 +48,10 @@ impl Gateway {
         request: &Request,
         actor: &Actor,
     ) -> Result<Answer, Refusal> {
-        let candidate = self.check_form(request)?;
+        let candidate = match self.check_form(request) {
+            Ok(candidate) => candidate,
+            Err(refusal) => return self.known_without_row(request).ok_or(refusal),
+        };
         if let Some(known) = self.known(turn, &candidate)? {
             return Ok(known);
         }
@@ -59,6 +62,17 @@ impl Gateway {
         operation
             .map(|operation| Answer::Recorded(Box::new(operation)))
             .ok_or_else(|| Refusal::UnknownOperation(id.to_string()))
+    }
+
+    /// CMD-02 for an operation whose command or machine has left the files: what was asked can no longer be
+    /// checked against a schema, what became of it can still be told.
+    fn known_without_row(&self, request: &Request) -> Option<Answer> {
+        let id = OperationId::parse(request.operation_id.as_deref()?).ok()?;
+        let operation = self.operations.get(&id)?;
+        let same = operation.intent.machine == request.machine
+            && operation.intent.command == request.command;
+        let gone = self.with_row(&id).is_none();
+        (same && gone).then(|| Answer::Replayed(Box::new(operation.clone())))
     }
 
     fn check_form(&self, request: &Request) -> Result<Candidate, Refusal> {

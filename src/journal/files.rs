@@ -72,6 +72,17 @@ pub(super) enum LockFault {
 }
 
 impl Lock {
+    /// Whether the file that is locked is still the one by that name: if not, the directory was moved or
+    /// removed, and another process may begin where this one believes to be alone (REC-06).
+    pub(super) fn is_in_place(&self, dir: &Path) -> bool {
+        use std::os::unix::fs::MetadataExt as _;
+        let place = |meta: fs::Metadata| (meta.dev(), meta.ino());
+        match (self.file.metadata(), fs::metadata(dir.join(LOCK))) {
+            (Ok(ours), Ok(there)) => place(ours) == place(there),
+            _ => false,
+        }
+    }
+
     /// The kernel's lock decides; the content informs.
     pub(super) fn take(dir: &Path) -> Result<Self, LockFault> {
         let lock = Self::hold(dir, true)?;

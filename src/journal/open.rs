@@ -540,7 +540,8 @@ fn finish(
         rewrite: None,
         replaced: None,
         high_water: Marker::start(high_water)?,
-        _lock: lock,
+        lock,
+        displaced: false,
     };
     Ok(Opened::Normal(Box::new(journal), recovered))
 }

@@ -114,7 +114,9 @@ pub struct Journal {
     pub(super) rewrite: Option<Rewrite>,
     pub(super) replaced: Option<PathBuf>,
     pub(super) high_water: Marker,
-    pub(super) _lock: Lock,
+    pub(super) lock: Lock,
+    /// The directory is not where it was: see [`Lock::is_in_place`].
+    pub(super) displaced: bool,
 }
 
 impl Journal {
@@ -125,6 +127,13 @@ impl Journal {
     pub fn commit(&mut self, blocks: &[Block]) -> Result<CommitNo, CommitError> {
         if blocks.is_empty() {
             return Ok(CommitNo(self.next - 1));
+        }
+        if self.displaced {
+            let why = format!(
+                "{} was moved or removed while it was in use",
+                self.dir.display()
+            );
+            return Err(CommitError::Store(why));
         }
         let (frames, chain) = self.encode(blocks)?;
         self.high_water.fault()?;
@@ -246,6 +255,7 @@ impl Journal {
         if !fresh && few && self.disk.at.is_some_and(|at| at.elapsed() < age_max) {
             return;
         }
+        self.displaced = !self.lock.is_in_place(&self.dir);
         self.disk = Disk {
             at: Some(Instant::now()),
             total: files::disk_bytes(&self.dir),

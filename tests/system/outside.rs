@@ -242,3 +242,22 @@ async fn an_open_door_and_the_end_of_a_connection_are_said_for_what_they_are() {
         "the device closed it: {alarms}"
     );
 }
+
+// covers: REC-06
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_journal_is_moved_away_ends_instead_of_writing_where_nobody_looks() {
+    let mut rig = Rig::new().await;
+    rig.start_up().await;
+    let (_, done) = rig.submit_wait(&rig.set_speed("OP7", 50)).await;
+    assert_eq!(done["state"], "completed", "{done}");
+    let away = rig.path().join("away");
+    std::fs::rename(rig.journal_dir(), &away).unwrap();
+    // Something to write comes by itself: the watched register moves.
+    rig.device.set_holding(200, 1);
+    let ended = rig.until_dead().await;
+    assert!(!ended.success());
+    assert!(rig.log().contains("was moved or removed"), "{}", rig.log());
+    std::fs::rename(&away, rig.journal_dir()).unwrap();
+    rig.start_up().await;
+    assert_eq!(rig.operation("OP7").await["result_id"], done["result_id"]);
+}
