@@ -4,7 +4,9 @@
 
 use holdfast::board::BUILT_IN;
 use holdfast::config::{GatewayConfig, Problem, Role, SinkKind, Who, load, render_policy};
-use holdfast::core::spec::{Completion, Origin, Verify};
+use holdfast::config::{JOURNAL_BYTES_MIN, RECONNECT_MS_MAX_DEFAULT};
+use holdfast::core::spec::{Action, Completion, DataType, LinkSpec, Origin, Verify, WordOrder};
+use holdfast::journal::BUDGET_BYTES_MIN;
 use std::fs;
 use std::path::Path;
 
@@ -819,6 +821,198 @@ fn what_needs_more_than_one_frame_goes_through_the_mailbox() {
     );
 }
 
+// covers: CFG-01
+#[test]
+fn a_query_states_the_type_that_it_reads_or_takes_the_tags() {
+    let query = "read = \"holding:5160\"\n";
+    let read = |config: &GatewayConfig| {
+        let Action::Read { points } = &config.machines[0].row("read_status").unwrap().action else {
+            panic!("no read")
+        };
+        (points[0].1.data_type, points[0].1.word_order)
+    };
+    let (u16, f32) = (DataType::U16, DataType::F32);
+    let (high, low) = (WordOrder::HighFirst, WordOrder::LowFirst);
+    assert_eq!(read(&machine_accepted(query, query)), (u16, high));
+    let typed = format!("{query}type = \"f32\"\nword_order = \"low_first\"\n");
+    assert_eq!(read(&machine_accepted(query, &typed)), (f32, low));
+    let tag = "[[tag]]\nname = \"status\"\nread = \"holding:5160\"\ntype = \"f32\"\nword_order = \"low_first\"\n";
+    let with_tag = MACHINE.replacen("[[command]]", &format!("{tag}[[command]]"), 1);
+    let loaded = load_bytes(GATEWAY.as_bytes(), with_tag.as_bytes());
+    let config = loaded.unwrap_or_else(|p| panic!("{}", text(&p)));
+    assert_eq!(read(&config), (f32, low));
+    let otherwise = format!("class = \"query\"\n{query}");
+    let otherwise = with_tag.replace(&otherwise, &format!("{otherwise}type = \"u32\"\n"));
+    let expected = "registers of its own, or the same";
+    refused(
+        GATEWAY,
+        &otherwise,
+        ("press-1.toml", "\"holding:5160\"\ntype = \"u32\"\n[mailbox"),
+        &["tag \"status\"", expected],
+    );
+    machine_refused(
+        query,
+        &format!("{query}type = \"word\"\n"),
+        "\"word\"",
+        &["one of"],
+    );
+    // Beside a table or a list, the type stands in each of them.
+    machine_refused(
+        query,
+        "read = { read = \"input:0\", type = \"f32\" }\ntype = \"f32\"\n",
+        "type = \"f32\"\n[mailbox]",
+        &["the unknown key \"type\""],
+    );
+}
+
+// covers: CFG-01
+#[test]
+fn a_coil_takes_bool_arguments_and_something_to_write() {
+    let args = "args = { speed = { type = \"u16\", unit = \"rpm\", min = 0, max = 3000 } }";
+    let says = [
+        "argument \"speed\" of type u16",
+        "a bool argument: a coil takes one bit",
+    ];
+    machine_refused(
+        "write = \"holding:100\"",
+        "write = \"coil:100\"",
+        "\"coil:100\"",
+        &says,
+    );
+    let examples = [
+        ("holding", "min = 1, max = 1, default = 1"),
+        ("coil", "may still send false"),
+    ];
+    for (area, says) in examples {
+        let machine = MACHINE.replace(args, "");
+        let write = format!("write = \"{area}:100\"");
+        let machine = machine.replace("write = \"holding:100\"", &write);
+        let at = ("press-1.toml", format!("\"{area}:100\"\n\nqueue"));
+        refused(
+            GATEWAY,
+            &machine,
+            (at.0, &at.1),
+            &["nothing to write", says],
+        );
+    }
+}
+
+// covers: CFG-01
+#[test]
+fn one_mistake_is_told_once() {
+    for (from, to) in [
+        ("max = 3000", "max = -1"),
+        ("max = 3000", "max = 70000, default = 80000"),
+        ("min = 0, max = 3000", "min = 9, max = 3, default = 5"),
+        (
+            "queueable = true",
+            "queueable = true\ninterlocks = [\"door\"]",
+        ),
+        ("name = \"door closed\"", "name = \"door shut\""),
+        ("127.0.0.1:1502", "192.168.0.300:502"),
+    ] {
+        let machine = MACHINE.replacen(from, to, 1).replace(
+            "opcode = 3 }\n",
+            "opcode = 3 }\ninterlocks = [\"door closed\"]\n",
+        );
+        let problems = load_bytes(GATEWAY.as_bytes(), machine.as_bytes()).unwrap_err();
+        assert_eq!(problems.len(), 1, "{to}:\n{}", text(&problems));
+    }
+}
+
+// covers: CFG-01
+#[test]
+fn an_address_that_looks_like_ipv4_is_one() {
+    for host in [
+        "192.168.0.300",
+        "192.168.0",
+        "10.0.0.1.2",
+        "192.168.000.010",
+        "1234",
+    ] {
+        let address = format!("\"{host}:502\"");
+        machine_refused(
+            "\"127.0.0.1:1502\"",
+            &address,
+            &address,
+            &["four numbers from 0 to 255"],
+        );
+    }
+    for host in [
+        "10.0.0.5",
+        "plc-7",
+        "plc.line3.example",
+        "plc7.",
+        "[fe80::1]",
+    ] {
+        machine_accepted("127.0.0.1:1502", &format!("{host}:502"));
+    }
+}
+
+// covers: CFG-01
+#[test]
+fn a_missing_file_and_a_wrong_board_say_where_to_look_and_what_there_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let boards = dir.path().join("boards");
+    fs::create_dir(&boards).unwrap();
+    fs::write(boards.join("own-box.toml"), "").unwrap();
+    let gateway = GATEWAY.replace("generic-x86_64", "raspberry");
+    fs::write(dir.path().join("holdfast.toml"), gateway).unwrap();
+    let told = text(&load(&dir.path().join("holdfast.toml"), &boards).unwrap_err());
+    let directory = format!("relative to the directory {}", dir.path().display());
+    assert!(told.contains(&directory), "{told}");
+    assert!(
+        told.contains("generic-aarch64, generic-x86_64, own-box"),
+        "{told}"
+    );
+
+    // A bare name lies in the working directory, which is then named.
+    let name = format!("no-machine-{}.toml", std::process::id());
+    fs::write(&name, GATEWAY).unwrap();
+    let told = load(Path::new(&name), &boards);
+    fs::remove_file(&name).unwrap();
+    let here = std::env::current_dir().unwrap();
+    let directory = format!("relative to the directory {}", here.display());
+    assert!(text(&told.unwrap_err()).contains(&directory));
+}
+
+// covers: CFG-01
+#[test]
+fn what_expires_before_the_link_tries_again_and_what_never_completes_is_warned_of() {
+    let warned = |config: &GatewayConfig, says: &str| {
+        config.warnings.iter().filter(|w| w.contains(says)).count()
+    };
+    let early = "ttl 10s is shorter than reconnect_max";
+    let never = "completion is none, so it always ends as outcome_unknown";
+    let plain = machine_accepted("unit = 1\n", "unit = 1\n");
+    let LinkSpec::ModbusTcp(link) = &plain.machines[0].link;
+    assert_eq!(link.reconnect_ms_max, RECONNECT_MS_MAX_DEFAULT);
+    assert_eq!((warned(&plain, early), warned(&plain, never)), (0, 0));
+    let slow = machine_accepted("unit = 1\n", "unit = 1\nreconnect_max = \"11s\"\n");
+    assert_eq!(warned(&slow, early), 1, "{:?}", slow.warnings);
+    let silent = machine_accepted(
+        "mailbox = { opcode = 3 }",
+        "write = \"coil:9\"\nargs = { on = { type = \"bool\" } }",
+    );
+    assert_eq!(warned(&silent, never), 1, "{:?}", silent.warnings);
+}
+
+// covers: CAP-01
+#[test]
+fn a_budget_below_what_the_journal_needs_is_refused() {
+    assert_eq!(JOURNAL_BYTES_MIN, BUDGET_BYTES_MIN);
+    let with = |budget: &str| {
+        GATEWAY.replace("[api]", &format!("[journal]\nbudget = \"{budget}\"\n[api]"))
+    };
+    refused(
+        &with("63MiB"),
+        MACHINE,
+        ("holdfast.toml", "\"63MiB\""),
+        &["from 64 to"],
+    );
+    assert!(load_bytes(with("64MiB").as_bytes(), MACHINE.as_bytes()).is_ok());
+}
+
 // covers: CAP-03
 #[test]
 fn a_replay_window_shorter_than_a_requests_journey_is_refused() {
@@ -841,14 +1035,14 @@ fn a_replay_window_shorter_than_a_requests_journey_is_refused() {
         ("holdfast.toml", "schema"),
         &["replay.window", "press-1 set_speed"],
     );
-    // Timeout 1s, validity 1min, completion 30s, reconnection 30s, retry by hand 10min: to the millisecond.
+    // Timeout 1s, validity 1min, completion 30s, reconnection 5s, retry by hand 10min: to the millisecond.
     gateway_refused(
         "window = \"24h\"",
-        "window = \"720999ms\"",
-        "\"720999ms\"",
-        &["at least 721s"],
+        "window = \"695999ms\"",
+        "\"695999ms\"",
+        &["at least 696s"],
     );
-    let exact = GATEWAY.replace("window = \"24h\"", "window = \"721s\"");
+    let exact = GATEWAY.replace("window = \"24h\"", "window = \"696s\"");
     assert!(load_bytes(exact.as_bytes(), MACHINE.as_bytes()).is_ok());
 }
 

@@ -8,7 +8,8 @@ use holdfast::core::record::{CursorRecord, DeadLetter, Position, Record, Stored}
 use holdfast::journal::frame::{BLOCK_BYTES_MAX, PART_BYTES_MAX};
 use holdfast::journal::store::LEAF_ENTRIES_MAX;
 use holdfast::journal::{
-    Capacity, CommitError, Journal, OpenError, Opened, OperationQuery, Retention, open,
+    BUDGET_BYTES_MIN, Capacity, CommitError, Journal, OpenError, Opened, OperationQuery, Retention,
+    open,
 };
 use journal_common::*;
 use std::fs;
@@ -465,6 +466,89 @@ fn a_backlog_fills_the_budget_and_draining_it_frees_it_again() {
         journal.reader().lookup(&id("stays")),
         Ok(Some(Stored::Operation(_)))
     ));
+}
+
+/// Fills the least budget with what `make` makes of each commit's number until nothing new is taken; then the
+/// sinks take everything and what ended grows old, and there must be room again by itself. Twice: what
+/// is left behind by one time must not spoil the next.
+fn fills_and_recovers(make: impl Fn(Epoch, u64) -> Vec<Record>) {
+    const GROUP: u64 = 128;
+    let home = tempfile::tempdir().unwrap();
+    let mut wanted = options(home.path());
+    wanted.budget_bytes = BUDGET_BYTES_MIN;
+    let Opened::Normal(mut journal, recovered) = open(wanted).unwrap() else {
+        panic!("damaged")
+    };
+    let epoch = recovered.epoch;
+    let mut no = 1;
+    for turn in 1..=2 {
+        while journal.capacity() == Capacity::Ok {
+            let group = (no..no + GROUP).map(|no| block(epoch, no, make(epoch, no)));
+            journal.commit(&group.collect::<Vec<_>>()).unwrap();
+            no += GROUP;
+            let now = now_at(BASE_US);
+            journal.maintain(&now, &policy(), GROUP as usize).unwrap();
+            assert!(no < 300_000, "never full");
+        }
+        journal
+            .commit(&[block(epoch, no, vec![cursor(no, 0)])])
+            .unwrap();
+        no += 1;
+        settle(&mut journal, BASE_US + HOUR_US);
+        let (capacity, usage) = (journal.capacity(), journal.usage());
+        assert_eq!(capacity, Capacity::Ok, "turn {turn}: {usage:?}");
+        assert!(usage.disk_bytes <= BUDGET_BYTES_MIN, "{usage:?}");
+    }
+}
+
+// covers: CAP-01, CAP-05
+#[test]
+fn with_the_least_budget_a_journal_full_of_operations_recovers_by_itself() {
+    fills_and_recovers(|_, no| {
+        let mut record = ended(&format!("op-{no}"), no);
+        if let Record::Operation(operation) = &mut record {
+            operation.history[0].detail = "d".repeat(2_000);
+        }
+        vec![record]
+    });
+}
+
+// covers: CAP-01, CAP-05
+#[test]
+fn with_the_least_budget_a_journal_full_of_events_recovers_by_itself() {
+    fills_and_recovers(|epoch, no| vec![event(epoch, no, 2_000)]);
+}
+
+#[test]
+fn others_cannot_read_the_journal() {
+    use std::os::unix::fs::PermissionsExt;
+    fn modes(dir: &std::path::Path, found: &mut Vec<(std::path::PathBuf, u32)>) {
+        for entry in fs::read_dir(dir).unwrap().flatten() {
+            let meta = entry.metadata().unwrap();
+            found.push((entry.path(), meta.permissions().mode() & 0o777));
+            if meta.is_dir() {
+                modes(&entry.path(), found);
+            }
+        }
+    }
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("journal");
+    fs::create_dir(&dir).unwrap();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    // As it is created, and as an older program left it.
+    for _ in 0..2 {
+        let (journal, _) = normal(&dir);
+        drop(journal);
+        let own = fs::metadata(&dir).unwrap().permissions().mode() & 0o777;
+        let mut found = vec![(dir.clone(), own)];
+        modes(&dir, &mut found);
+        for (path, mode) in found {
+            let expected = if path.is_dir() { 0o750 } else { 0o640 };
+            assert_eq!(mode, expected, "{}", path.display());
+            let open = expected | if path.is_dir() { 0o005 } else { 0o004 };
+            fs::set_permissions(&path, fs::Permissions::from_mode(open)).unwrap();
+        }
+    }
 }
 
 // covers: CAP-05

@@ -306,11 +306,47 @@ fn a_check_finds_a_store_that_is_refused_although_every_frame_is_whole() {
     let report = check(&dir).unwrap();
     assert!(report.lost.is_empty() && report.not_tried.is_none());
     assert!(!report.ok && !report.findings.is_empty());
-    assert_eq!(files_of(&dir), before, "the check wrote");
-    let Opened::Recovery(_, recovered) = open(options(&dir)).unwrap() else {
+    // The other tools judge alike, in words that say something to an operator.
+    let mut out = Vec::new();
+    assert_eq!(export(&dir, &mut out).unwrap(), report);
+    let plan = salvage(&options(&dir), "dry", false).unwrap();
+    assert_eq!((plan.written, plan.commits_kept), (false, COMMITS));
+    assert_eq!(plan.report, report);
+    let told = &report.findings[0].text;
+    for foreign in ["backtrace", "()", "None", "Corruption", "`"] {
+        assert!(!told.contains(foreign), "{told}");
+    }
+    assert_eq!(files_of(&dir), before, "a reading tool wrote");
+    let Opened::Recovery(damaged, recovered) = open(options(&dir)).unwrap() else {
         panic!("opened");
     };
-    assert_eq!(recovered.findings[0].code, report.findings[0].code);
+    assert_eq!(recovered.findings[0], report.findings[0]);
+    drop(damaged);
+    // What is whole is carried over, and then there is nothing more to do.
+    assert!(
+        salvage(&options(&dir), "store refused", true)
+            .unwrap()
+            .written
+    );
+    assert!(check(&dir).unwrap().ok);
+    let (journal, _) = normal(&dir);
+    assert_eq!(count(&journal.reader()) as u64, EVENTS);
+}
+
+// covers: REC-04
+#[test]
+fn a_whole_journal_is_not_salvaged() {
+    let home = tempfile::tempdir().unwrap();
+    for clean in [false, true] {
+        let dir = home.path().join(format!("clean-{clean}"));
+        build(&dir, clean);
+        let before = files_of(&dir);
+        for write in [false, true] {
+            let error = salvage(&options(&dir), "just in case", write).unwrap_err();
+            assert!(error.to_string().contains("nothing to salvage"), "{error}");
+        }
+        assert_eq!(files_of(&dir), before);
+    }
 }
 
 fn files_of(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {

@@ -11,6 +11,7 @@ use crate::core::mailbox::PARAMETER_WORDS_MAX;
 use crate::core::spec::{
     Action, Address, ArgSpec, ArgValue, Class, DataType, DoneSpec, ModbusArea, Scalar, WordOrder,
 };
+use rust_decimal::Decimal;
 
 /// Most registers in one write (MODBUS Application Protocol V1.1b3, 6.12).
 pub const WRITE_REGISTERS_MAX: usize = 123;
@@ -68,23 +69,36 @@ fn arg(name: String, node: &Node<'_>) -> Option<ArgSpec> {
             );
         }
     }
+    let bounds = [(min_node.as_ref(), min), (max_node.as_ref(), max)];
+    // One mistake, one message: what else does not fit follows from a wrong bound.
+    if bounds_fit(&spec, bounds) {
+        spec.default = default_node.and_then(|node| default(&node, &spec));
+    }
+    Some(spec)
+}
+
+/// Whether the bounds are inside the type, and in order.
+fn bounds_fit(spec: &ArgSpec, bounds: [(Option<&Node<'_>>, Option<Decimal>); 2]) -> bool {
+    let mut fit = true;
     if let Some((low, high)) = type_range(spec.data_type) {
-        for (node, bound) in [(&min_node, min), (&max_node, max)] {
+        for (node, bound) in bounds {
             if let (Some(node), Some(bound)) = (node, bound)
                 && (bound < low || bound > high)
             {
                 let name = spec.data_type.name();
                 node.wrong::<()>(format!("a bound inside {name}: {low} to {high}"), None);
+                fit = false;
             }
         }
     }
-    if let (Some(node), Some(low), Some(high)) = (&max_node, min, max)
+    let [(_, min), (max_node, max)] = bounds;
+    if let (true, Some(node), Some(low), Some(high)) = (fit, max_node, min, max)
         && low > high
     {
         node.wrong::<()>(format!("at least min, which is {low}"), None);
+        fit = false;
     }
-    spec.default = default_node.and_then(|node| default(&node, &spec));
-    Some(spec)
+    fit
 }
 
 fn default(node: &Node<'_>, spec: &ArgSpec) -> Option<ArgValue> {
@@ -132,7 +146,7 @@ pub(super) fn action<'a>(
             if let Some(node) = table.get("args") {
                 node.wrong::<()>("no args: a query reads what the row names", None);
             }
-            let points = read_points(&node, claims);
+            let points = read_points(table, &node, claims);
             Some(Action::Read { points: points? })
         }
         (Class::Query, _, Some(node), _) | (Class::Query, _, _, Some(node)) => node.wrong(
@@ -168,7 +182,20 @@ pub(super) fn action<'a>(
     }
 }
 
-fn read_points<'a>(node: &Node<'a>, claims: &mut Vec<Claim<'a>>) -> Option<Vec<(String, Scalar)>> {
+/// One value, `read` with `type` and `word_order` beside it, or several, each a table with them.
+fn read_points<'a>(
+    row: &Table<'a>,
+    node: &Node<'a>,
+    claims: &mut Vec<Claim<'a>>,
+) -> Option<Vec<(String, Scalar)>> {
+    if node.as_text().is_some() {
+        let tags = claims.iter().filter(|claim| claim.what.starts_with("tag "));
+        let tags: Vec<Scalar> = tags.map(|claim| claim.scalar).collect();
+        let tag_at = |address| tags.iter().find(|tag| tag.address == address).copied();
+        let at = point::scalar_like(row, "type", tag_at)?;
+        claim(claims, "a query's read", node, Some(at));
+        return Some(vec![("value".to_owned(), at)]);
+    }
     if !node.is_array() {
         let at = point::short_scalar(node, DataType::U16)?;
         claim(claims, "a query's read", node, Some(at));
@@ -206,14 +233,7 @@ fn write_action<'a>(
         let expected = "coil or holding: the protocol cannot write to the other tables";
         return node.wrong(expected, None);
     }
-    let mixed = area == ModbusArea::Coil
-        && (request_id || args.iter().any(|arg| arg.data_type != DataType::Bool));
-    if mixed {
-        node.problem(
-            "coils and registers in one command",
-            "one write frame, as half of two could be applied",
-            mailbox_mend(context),
-        );
+    if area == ModbusArea::Coil && !coils_only(node, args, request_id, context) {
         return None;
     }
     let words: usize = args
@@ -227,8 +247,15 @@ fn write_action<'a>(
         WRITE_REGISTERS_MAX
     };
     if words == 0 {
-        let mend = Some("add args; for a fixed value, an argument with a default".to_owned());
-        return node.wrong("args: without any there is nothing to write", mend);
+        let example = if area == ModbusArea::Coil {
+            "args = { on = { type = \"bool\", default = true } }; a caller may still send false"
+        } else {
+            "args = { value = { type = \"u16\" } }; where it is always 1: min = 1, max = 1, default = 1"
+        };
+        return node.wrong(
+            "args beside it: without any there is nothing to write",
+            Some(format!("add {example}")),
+        );
     }
     if words > most {
         node.problem(
@@ -249,6 +276,30 @@ fn write_action<'a>(
         start: Address::Modbus { area, offset },
         request_id,
     })
+}
+
+/// Refuses what a coil cannot take.
+fn coils_only(node: &Node<'_>, args: &[ArgSpec], request_id: bool, context: &Context<'_>) -> bool {
+    let wide = args.iter().find(|arg| arg.data_type != DataType::Bool);
+    let bits = args.iter().any(|arg| arg.data_type == DataType::Bool);
+    match wide {
+        None if !request_id => return true,
+        Some(arg) if !bits && !request_id => node.problem(
+            format!(
+                "a coil for argument {:?} of type {}",
+                arg.name,
+                arg.data_type.name()
+            ),
+            "a bool argument: a coil takes one bit",
+            Some("give it type = \"bool\", or write to holding".into()),
+        ),
+        _ => node.problem(
+            "coils and registers in one command",
+            "one write frame, as half of two could be applied",
+            mailbox_mend(context),
+        ),
+    }
+    false
 }
 
 fn claim_args<'a>(

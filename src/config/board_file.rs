@@ -10,6 +10,9 @@ use crate::core::intent::nearest;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+/// Most overriding profiles that a message names.
+const PROFILES_SHOWN_MAX: usize = 50;
+
 /// The profile `node` names: from `boards_dir` if it is there, else compiled in. `Err` holds the problems of
 /// the profile's own file; a name that nobody knows is reported at `node`.
 pub(super) fn load(
@@ -24,13 +27,8 @@ pub(super) fn load(
         let shown = format!("boards/{name}.toml (compiled in)");
         Doc::decode(Path::new(&shown), text.as_bytes())?
     } else {
-        let known = board::BUILT_IN.iter().map(|(name, _)| *name);
-        let mend = match nearest(name, known) {
-            Some(near) => format!("did you mean {near:?}?"),
-            None => format!("add {}", file.display()),
-        };
         if let Some(node) = node {
-            node.wrong::<()>("the name of a board profile", Some(mend));
+            unknown(name, node, &file, boards_dir);
         }
         return Ok(None);
     };
@@ -42,6 +40,31 @@ pub(super) fn load(
     } else {
         Err(problems)
     }
+}
+
+fn unknown(name: &str, node: &Node<'_>, file: &Path, boards_dir: &Path) {
+    let mut known: Vec<String> = board::BUILT_IN.iter().map(|b| b.0.to_owned()).collect();
+    let files = std::fs::read_dir(boards_dir).into_iter().flatten();
+    for path in files
+        .flatten()
+        .map(|entry| entry.path())
+        .take(PROFILES_SHOWN_MAX)
+    {
+        if path.extension().is_some_and(|e| e == "toml")
+            && let Some(stem) = path.file_stem().and_then(|stem| stem.to_str())
+        {
+            known.push(stem.to_owned());
+        }
+    }
+    known.sort();
+    known.dedup();
+    let near = nearest(name, known.iter().map(String::as_str));
+    let mend = match near {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => format!("name one of these, or add {}", file.display()),
+    };
+    let expected = format!("the name of a board profile: {}", known.join(", "));
+    node.wrong::<()>(expected, Some(mend));
 }
 
 fn profile(root: &Table<'_>, name: &str) -> Option<BoardProfile> {

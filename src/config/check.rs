@@ -6,7 +6,8 @@ use super::point::{self, Claim, overlap};
 use super::reader::{Node, Table, show_duration};
 use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS};
 use crate::core::spec::{
-    Address, DataType, EventKind, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, Tag, TagGroup,
+    Address, Completion, DataType, EventKind, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, Tag,
+    TagGroup,
 };
 use std::ops::Range;
 
@@ -209,6 +210,24 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
         warn("read_only: every command that changes the machine is refused".into());
     }
     let LinkSpec::ModbusTcp(link) = &spec.link;
+    for row in &spec.commands {
+        if row.queueable && row.ttl_ms < link.reconnect_ms_max {
+            warn(format!(
+                "command {:?}: ttl {} is shorter than reconnect_max {}: one that waits may expire although \
+                 the device is back",
+                row.name,
+                show_duration(row.ttl_ms),
+                show_duration(link.reconnect_ms_max)
+            ));
+        }
+        if row.class.has_side_effect() && row.completion == Completion::None {
+            warn(format!(
+                "command {:?}: completion is none, so it always ends as outcome_unknown; let the device report \
+                 what it did: completion = \"event\", or the mailbox",
+                row.name
+            ));
+        }
+    }
     let polls = spec.tags.iter().map(|tag| tag.poll_ms);
     let watches = spec.events.iter().map(|event| match event.kind {
         EventKind::OnChange { poll_ms, .. } => poll_ms,

@@ -356,7 +356,8 @@ fn interlocks(draft: &Draft<'_, '_>, context: &Context<'_>) -> Vec<String> {
     let node = draft.table.get("interlocks");
     let given = node.as_ref().and_then(|node| {
         let mut names = Vec::new();
-        for item in node.list()? {
+        let items = node.list()?;
+        for item in &items {
             let Some(name) = item.text() else { continue };
             if all.iter().any(|known| known == name) {
                 names.push(name.to_owned());
@@ -366,7 +367,8 @@ fn interlocks(draft: &Draft<'_, '_>, context: &Context<'_>) -> Vec<String> {
                 item.wrong::<()>("the name of an interlock of [gate]", mend);
             }
         }
-        Some(names)
+        // A wrong name is one mistake: that the right one is missing follows from it.
+        (names.len() == items.len()).then_some(names)
     });
     if let (Some(node), Some(names)) = (&node, &given)
         && draft.class.has_side_effect()

@@ -9,8 +9,8 @@ use super::{GatewayConfig, Role, RoleRule, SinkKind, SinkSpec, Who, board_file, 
 use crate::core::spec::MachineSpec;
 use std::path::{Path, PathBuf};
 
-/// Least journal, in bytes.
-pub const JOURNAL_BYTES_MIN: u64 = 16 << 20;
+/// Least journal, in bytes: what the journal's own least budget is.
+pub const JOURNAL_BYTES_MIN: u64 = 64 << 20;
 /// Largest journal, in bytes.
 pub const JOURNAL_BYTES_MAX: u64 = 64 << 30;
 /// Most machines of one gateway.
@@ -121,13 +121,18 @@ fn machines(
             None,
         );
     }
+    // As it was named, so that messages are; absolute where a person must find it.
     let directory = gateway_file.parent().unwrap_or(Path::new("."));
+    let absolute = std::path::absolute(gateway_file).unwrap_or_else(|_| gateway_file.to_owned());
     for item in list.iter().take(MACHINES_MAX) {
         let Some(text) = item.text() else { continue };
         let file = directory.join(text);
         if !file.is_file() {
-            let beside = directory.display();
-            item.wrong::<()>(format!("a file that exists, relative to {beside}/"), None);
+            let beside = absolute.parent().unwrap_or(directory).display();
+            item.wrong::<()>(
+                format!("a file that exists, relative to the directory {beside}"),
+                None,
+            );
             continue;
         }
         match machine::read(&file, &Home { gateway }) {

@@ -12,6 +12,7 @@ use crate::core::spec::{
 use crate::core::time::TTL_MS_MAX;
 use point::Claim;
 use rust_decimal::prelude::ToPrimitive;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use toml::de::DeTable;
 
@@ -19,6 +20,10 @@ use toml::de::DeTable;
 pub const POLL_MS_MIN: u64 = 10;
 /// Longest period or wait on a link, in milliseconds.
 pub const LINK_MS_MAX: u64 = 3_600_000;
+/// Longest wait between two connections unless the file says otherwise, in milliseconds: shorter than what
+/// waits for the device is usually valid. A device that refuses connections while it keeps a dead one's
+/// slot wants more (F141).
+pub const RECONNECT_MS_MAX_DEFAULT: u64 = 5_000;
 /// Most tags, events, commands or groups of one machine.
 pub const ENTRIES_MAX: usize = 2_000;
 /// Most registers in one read (MODBUS Application Protocol V1.1b3, 6.3).
@@ -135,7 +140,11 @@ fn link(root: &Table<'_>) -> Option<LinkSpec> {
     };
     let timeout_ms = ms("timeout", 10, 1_000);
     let reconnect_ms_min = ms("reconnect_min", 10, 500);
-    let reconnect_ms_max = ms("reconnect_max", 10, 30_000.max(reconnect_ms_min));
+    let reconnect_ms_max = ms(
+        "reconnect_max",
+        10,
+        RECONNECT_MS_MAX_DEFAULT.max(reconnect_ms_min),
+    );
     let heartbeat_ms = ms("heartbeat", 100, 10_000);
     let registers = table.get("read_registers_max");
     let registers = registers.and_then(|node| node.integer(1, READ_REGISTERS_MAX.into()));
@@ -178,6 +187,13 @@ fn host_and_port(node: &Node<'_>) -> Option<(String, u16)> {
         && bare
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%'));
+    // A name's last label is never all digits (RFC 1123, 2.1): this was meant as an address.
+    let last = bare.rsplit('.').next().unwrap_or_default();
+    let numeric = !last.is_empty() && last.chars().all(|c| c.is_ascii_digit());
+    if fits && numeric && !bare.contains(':') && bare.parse::<Ipv4Addr>().is_err() {
+        let mend = "an IPv4 address is four numbers from 0 to 255, without leading zeros";
+        return node.wrong(expected, Some(mend.to_owned()));
+    }
     match port.parse::<u16>() {
         Ok(port) if fits && port != 0 => Some((bare.to_owned(), port)),
         _ => node.wrong(expected, None),

@@ -134,15 +134,33 @@ pub(super) fn word_order(table: &Table<'_>) -> WordOrder {
 
 /// A scalar read from `read`, `word_order` and the key that holds the type.
 pub(super) fn scalar(table: &Table<'_>, type_key: &'static str) -> Option<Scalar> {
+    scalar_like(table, type_key, |_| None)
+}
+
+/// As [`scalar`]; type and word order that are not stated are those of the scalar that `known` has there.
+pub(super) fn scalar_like(
+    table: &Table<'_>,
+    type_key: &'static str,
+    known: impl Fn(Address) -> Option<Scalar>,
+) -> Option<Scalar> {
     let node = table.need("read", "an address such as \"holding:100\"");
     let type_node = table.get(type_key);
     let given = type_node.as_ref().map(data_type);
-    let order = word_order(table);
+    let stated_order = word_order(table);
     let node = node?;
     let at = address(&node)?;
+    let address = Address::Modbus {
+        area: at.0,
+        offset: at.1,
+    };
+    let known = known(address).filter(|_| given.is_none());
+    let order = match known {
+        Some(known) if !table.has("word_order") => known.word_order,
+        _ => stated_order,
+    };
     let data_type = match given {
         Some(found) => found?,
-        None => default_type(at.0),
+        None => known.map_or_else(|| default_type(at.0), |known| known.data_type),
     };
     place(&node, type_node.as_ref(), at, data_type, order)
 }

@@ -14,7 +14,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The lock file.
@@ -35,6 +35,56 @@ const SLOT_MAGIC: [u8; 8] = *b"HFHIGHW1";
 /// Most bytes read of any small file here.
 const SMALL_FILE_BYTES_MAX: u64 = 64 * 1024;
 
+/// Where a check puts its copy of the store, for as long as it runs.
+pub(super) const CHECK_COPY: &str = "check-copy";
+/// Mode of directories: the gateway's user, and its group to read. Files are the same, without execution.
+const DIR_MODE: u32 = 0o750;
+const FILE_MODE: u32 = 0o640;
+
+/// Creates a directory, and what is missing above it, closed to others.
+pub(super) fn create_dir(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(DIR_MODE)
+        .create(dir)
+}
+
+/// Opens a file for writing anew, closed to others.
+fn create_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(FILE_MODE)
+        .open(path)
+}
+
+/// Takes from everything in `dir` what others, and writing groups, may do with it: the store creates its
+/// files by itself. Who may not change that is not the owner, and whoever made them answers for them.
+pub(super) fn close_to_others(dir: &Path) -> io::Result<()> {
+    let mut todo = vec![dir.to_owned()];
+    while let Some(path) = todo.pop() {
+        // The store deletes its old snapshots beside us.
+        let Ok(meta) = fs::symlink_metadata(&path) else {
+            continue;
+        };
+        let most = if meta.is_dir() {
+            todo.extend(fs::read_dir(&path)?.flatten().map(|entry| entry.path()));
+            DIR_MODE
+        } else if meta.is_file() {
+            FILE_MODE
+        } else {
+            continue;
+        };
+        let mode = meta.mode() & 0o7777;
+        let closed = mode & (most | 0o7000);
+        if mode != closed {
+            let _ = fs::set_permissions(&path, fs::Permissions::from_mode(closed));
+        }
+    }
+    Ok(())
+}
+
 /// Makes names in `dir` durable.
 pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
@@ -43,7 +93,7 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
 /// Writes a small file whole or not at all.
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = path.with_extension("new");
-    let mut file = File::create(&beside)?;
+    let mut file = create_file(&beside)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&beside, path)?;
@@ -110,6 +160,7 @@ impl Lock {
                 .write(write)
                 .create(write)
                 .truncate(false)
+                .mode(FILE_MODE)
                 .open(&path)
         };
         let file = match open(create) {
@@ -157,6 +208,7 @@ impl HighWaterFile {
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(FILE_MODE)
             .open(&path)?;
         if file.metadata()?.len() < SLOT_STRIDE_BYTES * 2 {
             // Real blocks, so that a later write changes no metadata and needs no room.
@@ -383,7 +435,7 @@ pub(super) fn copy_tree(from: &Path, to: &Path) -> Result<(), CopyFault> {
     if beside.exists() {
         fs::remove_dir_all(&beside)?;
     }
-    fs::create_dir(&beside)?;
+    create_dir(&beside)?;
     let result = copy_files(from, &beside);
     if result.is_err() {
         let _ = fs::remove_dir_all(&beside);
@@ -401,10 +453,10 @@ fn copy_files(from: &Path, to: &Path) -> Result<(), CopyFault> {
     for path in files_below(from)? {
         let target = to.join(path.strip_prefix(from).unwrap_or(&path));
         if let Some(parent) = target.parent() {
-            fs::create_dir_all(parent)?;
+            create_dir(parent)?;
         }
         let source = File::open(&path)?;
-        let copy = File::create(&target)?;
+        let copy = create_file(&target)?;
         if rustix::fs::ioctl_ficlone(&copy, &source).is_err() {
             let (needed, free) = (source.metadata()?.len(), free_bytes(to)?);
             if needed > free {

@@ -32,7 +32,7 @@ pub use writer::{Capacity, CommitError, DIRTY_OPERATIONS_MAX, Journal, Usage};
 /// Most records in the journal.
 pub const RECORDS_COUNT_MAX: u64 = 50_000_000;
 /// Least budget that can be configured.
-pub const BUDGET_BYTES_MIN: u64 = 32 << 20;
+pub const BUDGET_BYTES_MIN: u64 = 64 << 20;
 
 /// What [`open`] needs.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ use crate::core::time::Now;
 use crate::failpoint;
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, RwLock, mpsc};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -32,8 +32,9 @@ const EPOCH_RANDOM_BITS: u32 = 30;
 /// # Errors
 /// [`OpenError`]: nothing could be said about the journal. Damage is no error: see [`Opened`].
 pub fn open(options: Options) -> Result<Opened, OpenError> {
-    fs::create_dir_all(&options.dir)?;
+    files::create_dir(&options.dir)?;
     let lock = take_lock(&options.dir)?;
+    files::close_to_others(&options.dir)?;
     if let Manifest::Newer(found) = files::read_manifest(&options.dir) {
         return Err(OpenError::NewerSchema {
             found,
@@ -558,8 +559,14 @@ fn settle_files(dir: &Path, generation: u64) -> Result<(), OpenError> {
         .into_iter()
         .filter(|g| *g != generation);
     let stale = others.map(|g| files::generation_dir(dir, g));
-    let aside: [PathBuf; 2] = [dir.join(files::ASIDE), dir.join("aside.copying")];
-    for path in stale.chain(aside).filter(|path| path.exists()) {
+    let copies = [
+        files::ASIDE,
+        "aside.copying",
+        files::CHECK_COPY,
+        "check-copy.copying",
+    ];
+    let copies = copies.into_iter().map(|name| dir.join(name));
+    for path in stale.chain(copies).filter(|path| path.exists()) {
         fs::remove_dir_all(path)?;
     }
     Ok(())

@@ -19,8 +19,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a check puts its copy of the store, for as long as it runs.
-const CHECK_COPY: &str = "check-copy";
 /// How long opening that copy may take.
 const CHECK_OPEN_MS_MAX: u64 = 60_000;
 
@@ -153,7 +151,7 @@ pub enum ToolError {
     #[error("there is no journal in {0}")]
     None(String),
     /// Operator: nothing is wrong, so nothing needs leaving.
-    #[error("the journal shows no damage; start the gateway instead")]
+    #[error("nothing to salvage: the journal is whole and opens; start the gateway")]
     NotDamaged,
     /// Operator: the disk.
     #[error("{0}")]
@@ -205,9 +203,14 @@ fn report(dir: &Path, evidence: &Evidence) -> Report {
 /// [`ToolError`]
 pub fn check(dir: &Path) -> Result<Report, ToolError> {
     let _lock = stopped(dir)?;
-    let mut report = report(dir, &Evidence::scan(dir)?);
+    judged(dir, &Evidence::scan(dir)?)
+}
+
+/// The one judgement of every tool.
+fn judged(dir: &Path, evidence: &Evidence) -> Result<Report, ToolError> {
+    let mut report = report(dir, evidence);
     if report.ok {
-        let copy = dir.join(CHECK_COPY);
+        let copy = dir.join(files::CHECK_COPY);
         match try_copy(dir, &copy) {
             Ok(finding) => report.findings.extend(finding),
             Err(why) => report.not_tried = Some(why),
@@ -247,6 +250,7 @@ fn try_copy(dir: &Path, copy: &Path) -> Result<Option<Finding>, String> {
 pub fn export(dir: &Path, out: &mut impl Write) -> Result<Report, ToolError> {
     let _lock = stopped(dir)?;
     let evidence = Evidence::scan(dir)?;
+    let report = judged(dir, &evidence)?;
     let mut line = |kind: &str, value: serde_json::Value| -> std::io::Result<()> {
         writeln!(
             out,
@@ -278,7 +282,6 @@ pub fn export(dir: &Path, out: &mut impl Write) -> Result<Report, ToolError> {
     for (_, letter) in evidence.all_dead_letters() {
         line("dead_letter", json(serde_json::to_value(letter))?)?;
     }
-    let report = report(dir, &evidence);
     line("report", json(serde_json::to_value(&report))?)?;
     Ok(report)
 }
@@ -306,12 +309,15 @@ pub struct SalvageReport {
 /// the reason in it and an epoch of its own. Without `write` it only says what it would do.
 ///
 /// # Errors
-/// [`ToolError`]
+/// [`ToolError`]; a journal that is whole is left as it is.
 pub fn salvage(options: &Options, reason: &str, write: bool) -> Result<SalvageReport, ToolError> {
     let dir = &options.dir;
     let _lock = stopped(dir)?;
     let evidence = Evidence::scan(dir)?;
-    let report = report(dir, &evidence);
+    let report = judged(dir, &evidence)?;
+    if report.ok && report.not_tried.is_none() {
+        return Err(ToolError::NotDamaged);
+    }
     let lost: u64 = report.lost.iter().map(|(from, to)| to - from + 1).sum();
     let first_kept = evidence.meta.trimmed_through + 1;
     let mut done = SalvageReport {

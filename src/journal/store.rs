@@ -1,7 +1,8 @@
 //! Owns: the sled database of one generation: its settings, its trees, framed values in them.
-//! May call: sled, frame.
+//! May call: sled, frame, files.
 //! Never: let a value be so large that a leaf of them becomes a blob (blob files are not synced).
 
+use super::files;
 use super::frame::{self, Facts, HEAD_BYTES, Head, Kind, PART_BYTES_MAX};
 use crate::sys;
 use serde::{Serialize, de::DeserializeOwned};
@@ -38,6 +39,10 @@ const _: () = assert!(
         < MESSAGE_BYTES_MAX
 );
 
+/// What is wrong when the store does not understand its own file.
+const INDEX_DAMAGED: &str =
+    "the store cannot make sense of its own file; the records in it may still be whole";
+
 /// What the store said, or that it panicked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -45,7 +50,21 @@ pub struct StoreError(pub String);
 
 impl From<sled::Error> for StoreError {
     fn from(error: sled::Error) -> Self {
-        Self(format!("the store reports: {error}"))
+        use sled::Error::{CollectionNotFound, Corruption, Io, ReportableBug, Unsupported};
+        Self(match error {
+            Io(e) => format!("the store's file cannot be read or written: {e}"),
+            Corruption { .. } => INDEX_DAMAGED.to_owned(),
+            ReportableBug(what) | Unsupported(what) => index_damaged(&what),
+            CollectionNotFound(_) => index_damaged("a part of it is missing"),
+        })
+    }
+}
+
+impl From<std::io::Error> for StoreError {
+    fn from(error: std::io::Error) -> Self {
+        Self(format!(
+            "the store's file cannot be read or written: {error}"
+        ))
     }
 }
 
@@ -57,8 +76,19 @@ pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T, StoreError>) -> Result
             .map(String::as_str)
             .or_else(|| panic.downcast_ref::<&str>().copied())
             .unwrap_or("no message");
-        Err(StoreError(format!("the store gave up: {text}")))
+        Err(StoreError(index_damaged(text)))
     })
+}
+
+/// That, and what the store says as far as it is in words: its own types and traces mean nothing to an operator.
+fn index_damaged(said: &str) -> String {
+    let line = said.lines().next().unwrap_or_default().trim();
+    let foreign = ["`", "{", "::", "()", "None", "Some(", "PLEASE"];
+    if line.is_empty() || foreign.iter().any(|mark| line.contains(mark)) {
+        INDEX_DAMAGED.to_owned()
+    } else {
+        format!("{INDEX_DAMAGED} ({line})")
+    }
 }
 
 /// The open database of one generation.
@@ -80,12 +110,14 @@ pub(super) struct Store {
 impl Store {
     /// Opens or creates the database in `dir`.
     pub(super) fn open(dir: &Path) -> Result<Self, StoreError> {
+        files::create_dir(dir)?;
         let db = sled::Config::new()
             .path(dir)
             .segment_size(SEGMENT_BYTES)
             .cache_capacity(CACHE_BYTES)
             .flush_every_ms(Some(FLUSHER_PERIOD_MS))
             .open()?;
+        files::close_to_others(dir)?;
         Ok(Self {
             dir: dir.to_owned(),
             log: db.open_tree("log")?,

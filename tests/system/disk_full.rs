@@ -95,7 +95,7 @@ async fn rig_on(disk: &SmallDisk) -> Rig {
     let small = format!("{}/state", disk.path().display());
     std::fs::create_dir(&small).unwrap();
     rig.gateway_toml = rig.gateway_toml.replace(&own, &small);
-    rig.gateway_toml += "[journal]\nbudget = \"32MiB\"\n";
+    rig.gateway_toml += "[journal]\nbudget = \"64MiB\"\n";
     rig
 }
 
@@ -408,7 +408,7 @@ async fn a_start_on_a_full_disk_waits_for_room_and_takes_nothing_for_damage() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_journal_at_its_budget_refuses_with_another_reason_than_a_full_disk() {
     let mut rig = Rig::with(&load::machine_toml(PRESS), &load::sim_toml(PRESS_SIM)).await;
-    rig.gateway_toml += "[journal]\nbudget = \"32MiB\"\n";
+    rig.gateway_toml += "[journal]\nbudget = \"64MiB\"\n";
     rig.start_up().await;
     let book = Book::default();
     let (known, known_body) = book.new_request(load::Kind::Mailbox);
@@ -416,15 +416,15 @@ async fn a_journal_at_its_budget_refuses_with_another_reason_than_a_full_disk() 
     book.hear(&known, &done);
     // The budget is what the directory takes on the disk, whatever takes it.
     let ballast = rig.journal_dir().join("ballast");
-    std::fs::write(&ballast, vec![0x55; 30 << 20]).unwrap();
+    std::fs::write(&ballast, vec![0x55; 62 << 20]).unwrap();
     let (refused, body) = until_refused(&mut rig, &book).await;
     check_full(&rig).await;
     let (_, status) = rig.get("/v1/status").await;
     assert!(
-        status.to_string().contains("of a budget of 33554432"),
+        status.to_string().contains("of a budget of 67108864"),
         "{status}"
     );
-    assert_eq!(status["journal"]["budget_bytes"], "33554432");
+    assert_eq!(status["journal"]["budget_bytes"], "67108864");
     let (status, again) = ask(&rig.client, "/v1/operations", Some(&known_body))
         .await
         .unwrap();
