@@ -4,9 +4,11 @@
 
 use super::client::{Client, with_params};
 use super::exit::{Exit, Failure};
+use super::machine;
 use super::text::{COLUMNS, Out, Tone, pad, short_time, since};
-use crate::api::types::OperationView;
+use crate::api::types::{OperationView, STATE_NAMES};
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use serde::Deserialize;
 
 /// Arguments of `ops`.
@@ -16,8 +18,8 @@ pub struct OpsArgs {
     /// Of this machine
     #[arg(long)]
     pub machine: Option<String>,
-    /// In this state, such as queued, held, outcome_unknown, completed
-    #[arg(long)]
+    /// In this state
+    #[arg(long, value_parser = PossibleValuesParser::new(STATE_NAMES))]
     pub state: Option<String>,
     /// Since when: RFC 3339, or how long ago, such as 24h
     #[arg(long, value_name = "T")]
@@ -47,6 +49,10 @@ pub(super) async fn run(client: &Client, out: &mut Out, args: OpsArgs) -> Result
         );
         let raw = client.get(&path).await?;
         let part: Part = raw.parse()?;
+        if let (Some(name), None, true) = (&args.machine, &after, part.operations.is_empty()) {
+            // One that is no longer configured may have operations; one that has none must exist.
+            machine::must_exist(client, name).await?;
+        }
         if out.json() {
             out.raw(&raw.text);
         } else {
