@@ -158,10 +158,13 @@ pub(super) async fn approve(
     out: &mut Out,
     args: SureArgs,
 ) -> Result<Exit, Failure> {
-    let what = format!(
+    let mut what = format!(
         "{} will be sent to the machine although it was held.",
         args.id
     );
+    if !args.yes && can_ask() {
+        what.push_str(&stands(client, &args.id).await.0);
+    }
     confirm(&what, args.yes)?;
     let operation = post(client, out, &args.id, "approve", &json!({})).await?;
     Ok(exit(&operation, false))
@@ -195,15 +198,25 @@ pub(super) async fn resolve(
     Ok(Exit::Done)
 }
 
-/// What was found at the device, for a person to hold their word against.
-async fn found_so_far(client: &Client, id: &str) -> String {
+/// Its state as a line of a question, and the operation.
+async fn stands(client: &Client, id: &str) -> (String, Option<OperationView>) {
     let path = format!("/v1/operations/{}", encode(id));
     let raw = client.get(&path).await;
-    let Ok(operation) = raw.and_then(|raw| raw.parse::<OperationView>()) else {
+    match raw.and_then(|raw| raw.parse::<OperationView>()) {
+        Ok(operation) => {
+            let line = format!("\nIt is {}: {}", operation.state, operation.reason);
+            (line, Some(operation))
+        }
         // If it cannot be read now, the answer to the act will say why.
+        Err(_) => (String::new(), None),
+    }
+}
+
+/// What was found at the device, for a person to hold their word against.
+async fn found_so_far(client: &Client, id: &str) -> String {
+    let (mut text, Some(operation)) = stands(client, id).await else {
         return String::new();
     };
-    let mut text = format!("\nIt is {}: {}", operation.state, operation.reason);
     if operation.findings.is_empty() {
         text.push_str("\nNothing was found at the device about it.");
     } else {

@@ -191,6 +191,8 @@ fn show_salvage(global: &Global, dir: &Path, asked: bool, report: &SalvageReport
             tell_out(&format!("The damaged files are kept in {path}."));
         }
         println!("Start the gateway: it begins a new epoch.");
+    } else if report.report.ok {
+        println!("Nothing is damaged: there is nothing to salvage.");
     } else if !asked {
         println!("Nothing was changed. To go on:");
         let command = format!(
