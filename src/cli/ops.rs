@@ -5,10 +5,10 @@
 use super::client::{Client, with_params};
 use super::exit::{Exit, Failure};
 use super::machine;
-use super::text::{COLUMNS, Out, Tone, pad, short_time, since};
+use super::text::{COLUMNS, Out, Tone, pad, short_time, since, wrap};
 use crate::api::types::{OperationView, STATE_NAMES};
+use crate::core::intent::nearest;
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use serde::Deserialize;
 
 /// Arguments of `ops`.
@@ -18,12 +18,23 @@ pub struct OpsArgs {
     /// Of this machine
     #[arg(long)]
     pub machine: Option<String>,
-    /// In this state
-    #[arg(long, value_parser = PossibleValuesParser::new(STATE_NAMES))]
+    /// In this state: queued, held, rejected, expired, cancelled, superseded, sending, accepted,
+    /// outcome_unknown, completed, failed, not_executed, compensated
+    #[arg(long, value_parser = state)]
     pub state: Option<String>,
     /// Since when: RFC 3339, or how long ago, such as 24h
     #[arg(long, value_name = "T")]
     pub since: Option<String>,
+}
+
+/// Reads `--state`.
+fn state(text: &str) -> Result<String, String> {
+    if STATE_NAMES.contains(&text) {
+        return Ok(text.to_owned());
+    }
+    let near = nearest(text, STATE_NAMES).map(|near| format!("\n  did you mean {near:?}?"));
+    let all = wrap(&format!("  one of: {}", STATE_NAMES.join(", "))).join("\n");
+    Err(format!("no such state{}\n{all}", near.unwrap_or_default()))
 }
 
 #[derive(Deserialize)]

@@ -89,12 +89,9 @@ pub(super) fn exit(operation: &OperationView, waited: bool) -> Exit {
 
 /// Reads `--expect-version`.
 fn version(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| {
-        format!(
-            "expected a whole number from 0 to {}: the machine's configuration version that is meant, such as 7",
-            u32::MAX
-        )
-    })
+    let wrong =
+        "expected a whole number\n  the machine's configuration version that is meant, such as 7";
+    text.parse().map_err(|_| wrong.to_owned())
 }
 
 /// Reads `--wait`.

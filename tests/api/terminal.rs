@@ -117,7 +117,12 @@ fn a_machine_or_a_state_that_does_not_exist_is_not_an_empty_list() {
     assert_eq!(text(&ran.stdout), "no operations\n");
     let ran = gateway.cli(&["ops", "--state", "hold"]);
     assert_eq!(ran.status.code(), Some(2));
-    assert!(text(&ran.stderr).contains("'held'"), "{ran:?}");
+    let said = text(&ran.stderr);
+    assert!(said.contains("did you mean \"held\"?"), "{said}");
+    assert!(
+        said.lines().all(|line| line.chars().count() <= 80),
+        "{said}"
+    );
 }
 
 // covers: IF-02
@@ -150,7 +155,12 @@ fn a_usage_line_names_only_what_was_typed_and_a_version_is_a_number() {
         "seven",
     ]);
     assert_eq!(ran.status.code(), Some(2));
-    assert!(text(&ran.stderr).contains("a whole number"), "{ran:?}");
+    let said = text(&ran.stderr);
+    assert!(said.contains("a whole number"), "{said}");
+    assert!(
+        said.lines().all(|line| line.chars().count() <= 80),
+        "{said}"
+    );
 }
 
 fn check(args: &[&str], gateway_toml: &str, machine_toml: &str) -> Output {
