@@ -831,6 +831,25 @@ fn a_stream_resumes_behind_the_commit_it_names_and_gives_an_id_with_the_last_of_
 
 // covers: OPS-03
 #[test]
+fn a_caller_that_does_not_read_its_answers_does_not_keep_its_place() {
+    let gateway = Gateway::with(Limits {
+        connections: 1,
+        unread_ms: 200,
+        ..Limits::default()
+    });
+    let mut deaf = UnixStream::connect(&gateway.socket).unwrap();
+    deaf.set_nonblocking(true).unwrap();
+    // As many questions as go in: their answers fill every buffer on the way back.
+    while deaf
+        .write(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
+        .is_ok()
+    {}
+    assert_eq!(gateway.get("/healthz").unwrap().status, 200);
+    drop(deaf);
+}
+
+// covers: OPS-03
+#[test]
 fn a_body_over_the_limit_and_a_head_that_never_ends_are_refused() {
     let gateway = Gateway::with(Limits {
         header_ms: 100,

@@ -3,7 +3,7 @@
 mod journal_common;
 
 use holdfast::core::ids::{CommitNo, Epoch, EventKey, OperationId, Sequence};
-use holdfast::core::lifecycle::State;
+use holdfast::core::lifecycle::{RejectReason, State};
 use holdfast::core::record::{CursorRecord, DeadLetter, Position, Record, Stored};
 use holdfast::journal::frame::{BLOCK_BYTES_MAX, PART_BYTES_MAX};
 use holdfast::journal::store::LEAF_ENTRIES_MAX;
@@ -164,6 +164,36 @@ fn an_ended_operation_shrinks_and_goes_when_due_and_an_open_one_never() {
         ));
     }
     assert_eq!(seen, ["whole", "whole", "tombstone", "tombstone", "gone"]);
+}
+
+// covers: CAP-03, TIME-05
+#[test]
+fn an_operation_recorded_before_the_clock_was_set_outlives_the_packets_that_name_it() {
+    let home = tempfile::tempdir().unwrap();
+    let (mut journal, recovered) = normal(home.path());
+    // The gateway thought it was 1970; the caller's clock was right.
+    let state = State::Rejected(RejectReason::Disconnected);
+    let mut early = operation("OP1", 1, state, 5_000_000);
+    early.intent.issued_at_us = Some(BASE_US);
+    early.replay_until_us = early.created.wall_us + HOUR_US;
+    let records = vec![Record::Operation(Box::new(early))];
+    journal
+        .commit(&[block(recovered.epoch, 1, records)])
+        .unwrap();
+    let look = |journal: &Journal| journal.reader().lookup(&id("OP1")).unwrap();
+    for wall_us in [BASE_US, BASE_US + HOUR_US] {
+        settle(&mut journal, wall_us);
+        assert!(matches!(look(&journal), Some(Stored::Operation(_))));
+    }
+    settle(&mut journal, BASE_US + HOUR_US + 60_000_000);
+    assert!(matches!(look(&journal), Some(Stored::Tombstone(_))));
+    assert_eq!(journal.unproven_before_us(), 0);
+    settle(&mut journal, BASE_US + HOUR_US + 120_000_000);
+    assert!(look(&journal).is_none());
+    // Now its id would be new, so packets of that time are refused: in this run, and after it.
+    assert_eq!(journal.unproven_before_us(), BASE_US);
+    journal.close().unwrap();
+    assert_eq!(normal(home.path()).1.unproven_before_us, BASE_US);
 }
 
 // covers: CAP-01, F105

@@ -410,3 +410,34 @@ fn a_clean_stop_sends_nothing_again() {
         })
     );
 }
+
+// covers: TIME-05, TIME-06, REC-04
+#[test]
+fn a_wall_time_on_record_that_a_trusted_clock_contradicts_locks_nobody_out() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("journal");
+    let (mut journal, recovered) = normal(&dir);
+    let mut future = block(recovered.epoch, 1, vec![waiting("OP1", 1)]);
+    future.at = now_at(BASE_US + 600_000 * HOUR_US);
+    journal.commit(&[future]).unwrap();
+    journal.close().unwrap();
+    let from = |name: &str, trusted: bool, salvaged: bool| {
+        let to = home.path().join(name);
+        copy(&dir, &to);
+        let mut options = options(&to);
+        options.now.wall_trusted = trusted;
+        if salvaged {
+            salvage(&options, "test", true).unwrap();
+        }
+        let Opened::Normal(_, recovered) = open(options).unwrap() else {
+            panic!("damaged")
+        };
+        recovered.unproven_before_us
+    };
+    for salvaged in [false, true] {
+        assert_eq!(from(&format!("a{salvaged}"), true, salvaged), BASE_US);
+        // Nobody vouches for now, so the latest on record stands.
+        let stands = BASE_US + 600_000 * HOUR_US;
+        assert_eq!(from(&format!("b{salvaged}"), false, salvaged), stands);
+    }
+}

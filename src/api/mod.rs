@@ -4,6 +4,7 @@
 
 pub mod backend;
 pub mod metrics;
+mod patience;
 pub mod policy;
 pub mod problem;
 pub mod reads;

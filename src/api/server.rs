@@ -3,6 +3,7 @@
 //! Never: take over a socket on which somebody still answers; cut a request short while it may finish.
 
 use super::backend::Backend;
+use super::patience::Patience;
 use super::roles::{Roles, peer};
 use super::routes::{App, router};
 use axum::body::Body;
@@ -27,6 +28,8 @@ pub const BODY_BYTES_MAX: usize = 64 * 1024;
 pub const HEADER_MS_MAX: u64 = 10_000;
 /// Longest time for a request's body to arrive, in milliseconds.
 pub const BODY_MS_MAX: u64 = 10_000;
+/// Longest time in which a caller may take nothing of its answer, in milliseconds.
+pub const UNREAD_MS_MAX: u64 = 10_000;
 /// Most requests that wait for an outcome, and streams, at once: fewer than connections, so that one
 /// that does not wait is always answered.
 pub const WAITING_COUNT_MAX: usize = 192;
@@ -48,6 +51,8 @@ pub struct Limits {
     pub header_ms: u64,
     /// See [`BODY_MS_MAX`].
     pub body_ms: u64,
+    /// See [`UNREAD_MS_MAX`].
+    pub unread_ms: u64,
     /// See [`WAITING_COUNT_MAX`].
     pub waiting: usize,
     /// See [`WAIT_MS_MAX`].
@@ -63,6 +68,7 @@ impl Default for Limits {
             body_bytes: BODY_BYTES_MAX,
             header_ms: HEADER_MS_MAX,
             body_ms: BODY_MS_MAX,
+            unread_ms: UNREAD_MS_MAX,
             waiting: WAITING_COUNT_MAX,
             wait_ms: WAIT_MS_MAX,
             stop_ms: STOP_MS_MAX,
@@ -227,11 +233,12 @@ async fn connection(
         request.extensions_mut().insert(actor.clone());
         router.clone().oneshot(request)
     });
+    let unread = Duration::from_millis(limits.unread_ms);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(Duration::from_millis(limits.header_ms))
         .max_buf_size(BODY_BYTES_MAX)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Patience::new(stream, unread)), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -8,7 +8,7 @@ use super::intent::{InvalidArgument, RawArg, RawValue, Request};
 use super::lifecycle::{Actor, Completion, Evidence, Family, HeldReason, Source, State, Step};
 use super::machine::LinkState;
 use super::record::Operation;
-use super::spec::ArgValue;
+use super::spec::{ArgValue, OnRestart};
 use super::time::{Deadline, Validity};
 use super::turn::{Cause, Turn, bounded};
 
@@ -139,7 +139,7 @@ impl Gateway {
                     ttl_ms,
                 });
             }
-        } else if self.expire_if_due(turn, id) {
+        } else if self.expire_if_due(turn, id) || self.hold_if_unprovable(turn, id) {
             return Ok(Answer::Done(self.copy(id)?));
         }
         if let Some(operation) = self.operations.get_mut(id) {
@@ -155,6 +155,26 @@ impl Gateway {
         }
         self.reject_or_pump(turn, id);
         Ok(Answer::Done(self.copy(id)?))
+    }
+
+    /// A machine that rebooted meanwhile cannot say what is left of the validity: that is a second decision, and
+    /// whoever set the first reason aside has not made it (TIME-04).
+    fn hold_if_unprovable(&mut self, turn: &mut Turn, id: &OperationId) -> bool {
+        let deadline = self.operations.get(id).and_then(|op| op.deadline);
+        let unprovable =
+            deadline.is_some_and(|deadline| deadline.at(&turn.now) == Validity::Unprovable);
+        let expires = self
+            .with_row(id)
+            .is_some_and(|(_, row)| row.on_restart == OnRestart::Expire);
+        let step = if expires {
+            Step::Expire
+        } else {
+            Step::Hold(HeldReason::ValidityUnprovable)
+        };
+        unprovable
+            && self
+                .step(turn, id, step, Cause::gateway(Source::Policy, ""))
+                .is_ok()
     }
 
     fn reject_or_pump(&mut self, turn: &mut Turn, id: &OperationId) {
@@ -206,15 +226,13 @@ impl Gateway {
                 "only an unknown outcome can be resolved, and a completed one compensated",
             ));
         }
-        if let Some((name, _)) = self.with_row(id) {
-            if let Some(spec) = self
-                .machines
-                .get(&name)
-                .map(|machine| std::sync::Arc::clone(&machine.spec))
-            {
-                self.end_burn(turn, &spec, id);
-            }
-            self.pump(turn, &name);
+        // Its command may be gone from the files; its hold on the mailbox ends all the same.
+        if let Some(spec) = self
+            .machine_of(id)
+            .map(|machine| std::sync::Arc::clone(&machine.spec))
+        {
+            self.end_burn(turn, &spec, id);
+            self.pump(turn, &spec.name);
         }
         Ok(Answer::Done(self.copy(id)?))
     }

@@ -181,6 +181,8 @@ pub enum Input {
         machines: Vec<Arc<MachineSpec>>,
         /// The settings, whole.
         settings: Box<Settings>,
+        /// Who had it read.
+        actor: Actor,
     },
     /// Time passed.
     Tick,
@@ -277,6 +279,8 @@ pub struct Gateway {
     pub(super) next_commit: CommitNo,
     pub(super) next_attempt: u64,
     pub(super) machines: BTreeMap<String, Machine>,
+    /// Facts of machines that are not configured now: one that comes back must not give out an id again.
+    pub(super) absent: BTreeMap<String, MachineRecord>,
     pub(super) operations: HashMap<OperationId, Operation>,
     pub(super) tombstones: HashMap<OperationId, Tombstone>,
     pub(super) ended: VecDeque<OperationId>,
@@ -311,6 +315,8 @@ pub struct Restored {
     pub highest_wall_us: i64,
     /// Before this wall time, microseconds since 1970, an operation may have been recorded and lost; 0: none.
     pub unproven_before_us: i64,
+    /// The journal is created, salvaged or a copy: what was given out after it was written is not in it.
+    pub new_incarnation: bool,
     /// Damage was found (REC-03).
     pub recovery: bool,
 }
@@ -325,7 +331,7 @@ impl Gateway {
         now: &Now,
         seed: u64,
     ) -> Self {
-        let mut records: BTreeMap<String, MachineRecord> = restored
+        let mut absent: BTreeMap<String, MachineRecord> = restored
             .machines
             .into_iter()
             .map(|record| (record.name.clone(), record))
@@ -333,10 +339,12 @@ impl Gateway {
         let machines = specs
             .into_iter()
             .map(|spec| {
-                let record = records.remove(&spec.name).unwrap_or_else(|| MachineRecord {
-                    name: spec.name.clone(),
-                    ..MachineRecord::default()
-                });
+                let record = machine_record(
+                    &mut absent,
+                    &spec.name,
+                    restored.epoch,
+                    restored.new_incarnation,
+                );
                 (spec.name.clone(), Machine::new(spec, record, now))
             })
             .collect();
@@ -347,6 +355,7 @@ impl Gateway {
             next_commit: restored.next_commit,
             next_attempt: 1,
             machines,
+            absent,
             operations: restored
                 .operations
                 .into_iter()
@@ -473,9 +482,11 @@ impl Gateway {
             }
             Input::Keep { record } => self.keep(&mut turn, record),
             Input::Capacity(full) => self.set_capacity(&mut turn, full),
-            Input::Reconfigured { machines, settings } => {
-                self.reconfigured(&mut turn, machines, *settings)
-            }
+            Input::Reconfigured {
+                machines,
+                settings,
+                actor,
+            } => self.reconfigured(&mut turn, machines, *settings, &actor),
             Input::Tick => self.tick(&mut turn),
         }
         self.finish(turn)
@@ -496,6 +507,10 @@ impl Gateway {
     #[must_use]
     pub(super) fn unproven_before_us(&self) -> i64 {
         self.unproven_before_us
+    }
+    /// The journal has forgotten ids of requests issued up to then.
+    pub fn forgot_until(&mut self, issued_us: i64) {
+        self.unproven_before_us = self.unproven_before_us.max(issued_us);
     }
     /// Damage was found, so nothing is decided or written (REC-03).
     #[must_use]
@@ -630,7 +645,6 @@ impl Gateway {
                 });
                 self.next_commit = CommitNo(self.next_commit.0 + 1);
             }
-            self.forget_old();
         }
         output
     }
@@ -687,8 +701,9 @@ impl Gateway {
         blocks
     }
 
-    /// Ended operations are in the journal; memory keeps only the newest.
-    fn forget_old(&mut self) {
+    /// Everything that was decided so far is durable. Only now may memory forget ended operations: one that the
+    /// journal does not hold yet would be taken for new.
+    pub fn committed(&mut self) {
         while self.ended.len() > ENDED_KEPT_MAX {
             let Some(id) = self.ended.pop_front() else {
                 break;
@@ -706,6 +721,32 @@ impl Gateway {
             self.tombstones.clear();
         }
     }
+}
+
+/// The durable facts of a machine, taken out of `known`. Where nobody knows which request ids were given out (a new
+/// machine, a new incarnation of the journal), a device may still show one of them as done: then the ids go on far
+/// ahead, by a random stride, as two incarnations may begin from the same copy.
+pub(super) fn machine_record(
+    known: &mut BTreeMap<String, MachineRecord>,
+    name: &str,
+    epoch: Epoch,
+    new_incarnation: bool,
+) -> MachineRecord {
+    /// More than any machine is commanded between a backup and its return.
+    const STRIDE_MIN: u32 = 1 << 24;
+    /// The low bits of an epoch that was drawn are random.
+    const STRIDE_RANDOM_MASK: u64 = (1 << 26) - 1;
+    let found = known.remove(name);
+    let known_whole = found.is_some() && !new_incarnation;
+    let mut record = found.unwrap_or_else(|| MachineRecord {
+        name: name.to_owned(),
+        ..MachineRecord::default()
+    });
+    if !known_whole {
+        let random = (epoch.0 & STRIDE_RANDOM_MASK) as u32;
+        record.last_request_id = record.last_request_id.wrapping_add(STRIDE_MIN + random);
+    }
+    record
 }
 
 /// What a caller is told about a request that names an operation.

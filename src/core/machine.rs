@@ -9,7 +9,7 @@ use super::lifecycle::{HeldReason, RejectReason, Source, State, Step};
 use super::mailbox;
 use super::record::{ATTEMPTS_MAX, Attempt, MachineRecord, Operation};
 use super::roles::Permission;
-use super::spec::{Action, Class, MachineSpec, MailboxSpec, Quality, Row, Value};
+use super::spec::{Action, Class, Interlock, MachineSpec, MailboxSpec, Quality, Row, Value};
 use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, Validity, elapsed_ns};
 use super::turn::{Cause, Turn, find};
 use super::values;
@@ -24,6 +24,8 @@ pub const WAITING_MAX: usize = 1024;
 pub struct Machine {
     /// As configured.
     pub spec: Arc<MachineSpec>,
+    /// Still in the files; one that is not stays while something of it is open, and takes nothing new.
+    pub configured: bool,
     /// What survives.
     pub record: MachineRecord,
     /// How the link stands.
@@ -98,6 +100,7 @@ impl Machine {
     pub(super) fn new(spec: Arc<MachineSpec>, record: MachineRecord, now: &Now) -> Self {
         Self {
             spec,
+            configured: true,
             record,
             link: LinkState::Down,
             since: *now,
@@ -132,6 +135,15 @@ impl Machine {
                 operation.request_id.is_some()
                     && row.is_none_or(|row| matches!(row.action, Action::Mailbox { .. }))
             })
+    }
+}
+
+impl Machine {
+    /// Why commands would be stopped at the gate now, whatever they are; the link is up, and yet nothing passes.
+    #[must_use]
+    pub fn gate_closed(&self) -> Option<HeldReason> {
+        let gate = self.gate.as_ref().filter(|_| self.link == LinkState::Up)?;
+        mode_and_quality(&self.spec, gate).or_else(|| open_interlock(&self.spec, gate, |_| true))
     }
 }
 
@@ -283,11 +295,14 @@ impl Gateway {
                 return;
             }
         };
-        self.follow_mailbox(turn, name, &reading);
+        let mismatch = identity_mismatch(&machine.spec, &reading);
+        // Another device's ids are no measure of this one's.
+        if mismatch.is_none() {
+            self.follow_mailbox(turn, name, &reading);
+        }
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
-        let mismatch = identity_mismatch(&machine.spec, &reading);
         machine.gate = Some(reading);
         match mismatch {
             Some(held) => self.wrong_device(turn, name, held),
@@ -305,6 +320,8 @@ impl Gateway {
         machine.reason = held.to_string();
         machine.down_since.get_or_insert(turn.now);
         let waiting: Vec<OperationId> = machine.waiting.values().cloned().collect();
+        // Something is connected; that it is another device is the one alarm.
+        self.set_alarm(turn, "link_down", name, None);
         self.set_alarm(
             turn,
             "identity_mismatch",
@@ -431,10 +448,11 @@ impl Gateway {
         let waits = self.with_row(id).is_none_or(|(_, row)| {
             row.queueable || matches!(row.class, Class::AbsoluteSet | Class::RecipeWrite)
         });
-        if let (Some(operation), HeldReason::VersionConflict { found, .. }) =
-            (self.operations.get_mut(id), &held)
-        {
-            operation.version_found = Some(*found);
+        let found = self
+            .machine_of(id)
+            .and_then(|machine| machine.gate.as_ref()?.config_version);
+        if let Some(operation) = self.operations.get_mut(id) {
+            operation.version_found = found;
         }
         if let Some(operation) = self.operations.get_mut(id) {
             find(operation, &turn.now, "gate", held.to_string());
@@ -792,6 +810,16 @@ fn gate_checks(
     if let Some(held) = identity_mismatch(spec, gate) {
         return Some(held);
     }
+    mode_and_quality(spec, gate)
+        .or_else(|| version_conflict(operation, gate))
+        .or_else(|| {
+            open_interlock(spec, gate, |name| {
+                row.interlocks.iter().any(|lock| lock == name)
+            })
+        })
+}
+
+fn mode_and_quality(spec: &MachineSpec, gate: &GateReading) -> Option<HeldReason> {
     if let Some(check) = &spec.gate.mode {
         match gate.mode {
             Some(mode) if check.allowed.contains(&mode) => {}
@@ -803,28 +831,24 @@ fn gate_checks(
             }
         }
     }
-    if gate.quality != Quality::Good {
-        return Some(HeldReason::Quality {
-            why: "the gate could not be read whole".into(),
-        });
-    }
-    if let Some(held) = version_conflict(operation, gate) {
-        return Some(held);
-    }
-    for lock in spec
-        .gate
-        .interlocks
-        .iter()
-        .filter(|lock| row.interlocks.contains(&lock.name))
-    {
+    (gate.quality != Quality::Good).then(|| HeldReason::Quality {
+        why: "the gate could not be read whole".into(),
+    })
+}
+
+fn open_interlock(
+    spec: &MachineSpec,
+    gate: &GateReading,
+    counts: impl Fn(&str) -> bool,
+) -> Option<HeldReason> {
+    let open = |lock: &&Interlock| {
         let found = gate.interlocks.iter().find(|(name, _)| *name == lock.name);
-        if found.is_none_or(|(_, value)| *value != lock.equals) {
-            return Some(HeldReason::Interlock {
-                name: lock.name.clone(),
-            });
-        }
-    }
-    None
+        counts(&lock.name) && found.is_none_or(|(_, value)| *value != lock.equals)
+    };
+    let lock = spec.gate.interlocks.iter().find(open)?;
+    Some(HeldReason::Interlock {
+        name: lock.name.clone(),
+    })
 }
 
 fn version_conflict(operation: &Operation, gate: &GateReading) -> Option<HeldReason> {

@@ -29,6 +29,8 @@ mod upkeep;
 pub mod values;
 
 #[cfg(test)]
+mod corners;
+#[cfg(test)]
 mod scenarios;
 #[cfg(test)]
 mod simulation;

@@ -55,7 +55,16 @@ impl Gateway {
         };
         let (sent, total) = (exchange.bytes_sent, exchange.bytes_total);
         let at = exchange.replied_at.unwrap_or(turn.now);
-        let outcome = exchange.outcome.clone();
+        // A request id is given out once, so what the device says of it before a byte has left is another writer's.
+        let outcome = match exchange.outcome.clone() {
+            outcome @ Outcome::NotSent { .. } => outcome,
+            _ if sent == 0 => Outcome::NotSent {
+                why:
+                    "the device has this request's id on record already: is there a second writer?"
+                        .into(),
+            },
+            outcome => outcome,
+        };
         if let Some(kept) = operation
             .attempts
             .iter_mut()

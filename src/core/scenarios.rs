@@ -145,7 +145,7 @@ pub(super) fn press(name: &str) -> MachineSpec {
     }
 }
 
-fn settings() -> Settings {
+pub(super) fn settings() -> Settings {
     Settings {
         gateway: "gw".into(),
         replay_window_ms: 24 * 3600 * 1000,
@@ -176,6 +176,7 @@ pub(super) struct Stage {
     pub(super) specs: Vec<Arc<MachineSpec>>,
     pub(super) tokens: u64,
     pub(super) unproven_before_us: i64,
+    pub(super) new_incarnation: bool,
     pub(super) epoch: u64,
     pub(super) commits: u64,
 }
@@ -208,6 +209,7 @@ impl Stage {
             specs,
             tokens: 0,
             unproven_before_us: 0,
+            new_incarnation: false,
             epoch: 7,
             commits: 0,
         };
@@ -238,6 +240,7 @@ impl Stage {
                 _ => {}
             }
         }
+        self.core.committed();
         self.effects.extend(output.effects.iter().cloned());
         output.effects
     }
@@ -275,6 +278,7 @@ impl Stage {
             machines: self.machines.values().cloned().collect(),
             highest_wall_us: WALL_US,
             unproven_before_us: self.unproven_before_us,
+            new_incarnation: self.new_incarnation,
             recovery: false,
         };
         self.core = Gateway::new(settings(), self.specs.clone(), restored, &self.now, 43);

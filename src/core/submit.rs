@@ -62,17 +62,21 @@ impl Gateway {
     }
 
     fn check_form(&self, request: &Request) -> Result<Candidate, Refusal> {
-        let machine =
-            self.machines
-                .get(&request.machine)
-                .ok_or_else(|| Refusal::UnknownMachine {
-                    name: bounded(&request.machine),
-                    nearest: intent::nearest(
-                        &request.machine,
-                        self.machines.keys().map(String::as_str),
-                    )
-                    .map(str::to_owned),
-                })?;
+        let machine = self
+            .machines
+            .get(&request.machine)
+            .filter(|machine| machine.configured)
+            .ok_or_else(|| Refusal::UnknownMachine {
+                name: bounded(&request.machine),
+                nearest: intent::nearest(
+                    &request.machine,
+                    self.machines
+                        .iter()
+                        .filter(|(_, machine)| machine.configured)
+                        .map(|(name, _)| name.as_str()),
+                )
+                .map(str::to_owned),
+            })?;
         let spec = Arc::clone(&machine.spec);
         if spec.owner != self.settings.gateway {
             return Err(Refusal::NotOwner {
@@ -224,8 +228,8 @@ impl Gateway {
         let ahead_us = us(CLOCK_AHEAD_MS_MAX);
         if issued_us <= self.unproven_before_us() {
             return Err(Refusal::OutsideReplayWindow {
-                why: "it was issued before this journal was salvaged or restored, and what became of it may be \
-                      lost; find out at the machine"
+                why: "what this gateway knew of requests issued then is gone (salvaged, restored, or past its retention), \
+                      and it may have been executed; find out at the machine"
                     .into(),
             });
         }

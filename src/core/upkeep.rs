@@ -2,14 +2,14 @@
 //! May call: every file of this room.
 //! Never: refill a validity (TIME-04), or call an outcome known because time passed (ST-05).
 
-use super::gateway::{Gateway, Settings};
+use super::gateway::{Gateway, Settings, machine_record};
 use super::ids::OperationId;
 use super::lifecycle::{Actor, HeldReason, Source, State, Step, UnknownReason};
 use super::machine::{LinkState, Machine};
-use super::record::MachineRecord;
 use super::spec::{EventKind, MachineSpec, OnRestart, Quality, Value};
 use super::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use super::turn::{Cause, Turn};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// No timer fires sooner than this after it was set, so that nothing can spin.
@@ -58,6 +58,8 @@ impl Gateway {
                 // Its completion timeout ran on a clock that is gone.
                 if since.boot_id != turn.now.boot_id {
                     self.completion_timed_out(turn, id);
+                } else {
+                    self.doubt_without_row(turn, id);
                 }
             }
             State::Held(_) | State::OutcomeUnknown(_) => {}
@@ -69,6 +71,13 @@ impl Gateway {
             | State::Failed { .. }
             | State::NotExecuted { .. }
             | State::Compensated { .. } => {}
+        }
+    }
+
+    /// Nothing says any more how long an accepted operation may take: it is unknown now, not accepted for ever.
+    fn doubt_without_row(&mut self, turn: &mut Turn, id: &OperationId) {
+        if self.with_row(id).is_none() {
+            self.completion_timed_out(turn, id);
         }
     }
 
@@ -318,38 +327,66 @@ impl Gateway {
         turn: &mut Turn,
         specs: Vec<Arc<MachineSpec>>,
         settings: Settings,
+        actor: &Actor,
     ) {
         self.settings = settings;
         let mut before = std::mem::take(&mut self.machines);
+        let mut come_back = BTreeSet::new();
         for spec in specs {
             let machine = match before.remove(&spec.name) {
                 Some(mut machine) => {
                     machine.spec = spec;
+                    machine.configured = true;
                     machine
                 }
                 None => {
-                    let record = MachineRecord {
-                        name: spec.name.clone(),
-                        ..MachineRecord::default()
-                    };
+                    come_back.insert(spec.name.clone());
+                    let record = machine_record(&mut self.absent, &spec.name, self.epoch, false);
                     Machine::new(spec, record, &turn.now)
                 }
             };
             self.machines.insert(machine.spec.name.clone(), machine);
         }
         // One that is gone from the files, and still has something open, stays until that has ended.
-        before.retain(|_, machine| {
-            !machine.waiting.is_empty()
-                || !machine.held.is_empty()
-                || !machine.unresolved.is_empty()
-        });
-        self.machines.append(&mut before);
+        for (name, mut machine) in before {
+            machine.configured = false;
+            // Nobody mends the link of a machine that is to be gone.
+            for code in ["link_down", "identity_mismatch"] {
+                self.set_alarm(turn, code, &name, None);
+            }
+            if machine.waiting.is_empty()
+                && machine.held.is_empty()
+                && machine.unresolved.is_empty()
+            {
+                self.absent.insert(name, machine.record);
+            } else {
+                self.machines.insert(name, machine);
+            }
+        }
+        // What a machine left open before this start is its own again: counted, verified, and in the mailbox's way.
+        let own_again: Vec<OperationId> = self
+            .open()
+            .filter(|operation| come_back.contains(&operation.intent.machine))
+            .map(|operation| operation.id.clone())
+            .collect();
+        for id in own_again {
+            self.place(&id);
+            self.set_timer(&id);
+        }
+        let accepted: Vec<OperationId> = self
+            .open()
+            .filter(|operation| matches!(operation.state, State::Accepted { .. }))
+            .map(|operation| operation.id.clone())
+            .collect();
+        for id in accepted {
+            self.doubt_without_row(turn, &id);
+        }
         let gateway = self.settings.gateway.clone();
         self.emit(
             turn,
             &gateway,
             "configuration.reloaded",
-            serde_json::json!({ "by": Actor::Gateway.to_string() }),
+            serde_json::json!({ "by": actor.to_string() }),
         );
     }
 }

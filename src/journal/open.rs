@@ -12,6 +12,7 @@ use super::writer::{Disk, Journal, Marker};
 use super::{Finding, Meta, OpenError, Opened, Options, Recovered, no_key};
 use crate::core::ids::{CommitNo, Epoch};
 use crate::core::record::{Block, Operation};
+use crate::core::time::Now;
 use crate::failpoint;
 use std::fs;
 use std::io::Read;
@@ -150,6 +151,16 @@ pub(super) fn draw_epoch(options: &Options, known: u64) -> Result<u64, OpenError
         // A clock that went back: stay above, and still unlikely to meet another's.
         (known + 1 + low) & (u64::MAX >> 1)
     })
+}
+
+/// Up to when a record may be lost. A wall time on record that a trusted clock contradicts was a wrong one, and would
+/// refuse every request until it comes true.
+pub(super) fn unproven_before_us(now: &Now, highest_wall_us: i64) -> i64 {
+    if now.wall_trusted {
+        now.wall_us
+    } else {
+        now.wall_us.max(highest_wall_us)
+    }
 }
 
 /// Which store is current. A lost manifest is made good if there is only one.
@@ -470,7 +481,7 @@ fn finish(
     if note.is_some() || identity != meta.identity || options.machine_id != meta.machine_id {
         if note.is_none() {
             note = Some("this journal is a copy of another, or was moved".into());
-            meta.unproven_before_us = options.now.wall_us.max(loaded.highest_wall_us);
+            meta.unproven_before_us = unproven_before_us(&options.now, loaded.highest_wall_us);
         }
         meta.epoch = draw_epoch(&options, loaded.last_epoch)?;
     } else {

@@ -4,7 +4,7 @@
 
 use super::evidence::Evidence;
 use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault};
-use super::open::{draw_epoch, find_generation, try_open};
+use super::open::{draw_epoch, find_generation, try_open, unproven_before_us};
 use super::reader::{Reader, Source};
 use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key};
 use super::store::{self, Store, StoreError, guarded};
@@ -385,7 +385,7 @@ fn build(
         machine_id: options.machine_id.clone(),
         gateway: options.gateway.clone(),
         note: Some(format!("salvage: {reason}")),
-        unproven_before_us: options.now.wall_us,
+        unproven_before_us: unproven_before_us(&options.now, evidence.highest_wall_us),
         ..Meta::default()
     };
     // A gap at the very beginning needs no placeholders: the log begins behind it.

@@ -196,7 +196,16 @@ pub(super) fn retention_base_us(operation: &Operation) -> i64 {
         .history
         .last()
         .map_or(operation.created.wall_us, |t| t.at.wall_us);
-    operation.replay_until_us.max(ended)
+    // A clock that was set meanwhile may have recorded it decades ago, while a packet of it is let in by the
+    // caller's own time (TIME-06): its record must outlive that.
+    let window_us = operation
+        .replay_until_us
+        .saturating_sub(operation.created.wall_us);
+    let last_packet = operation
+        .intent
+        .issued_at_us
+        .map_or(i64::MIN, |issued| issued.saturating_add(window_us));
+    operation.replay_until_us.max(ended).max(last_packet)
 }
 
 /// Key in `ends`: `o` for whole operations, `t` for tombstones, then the time, then the id.

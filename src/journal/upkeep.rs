@@ -236,7 +236,9 @@ impl Journal {
             }
             guarded(|| Ok(store.ends.remove(&key)?))?;
         }
-        for (key, _, id) in due_ends(&store, b't', policy.keep_tombstones_ms, now, entries_max)? {
+        let due = due_ends(&store, b't', policy.keep_tombstones_ms, now, entries_max)?;
+        self.raise_unproven(&store, &due)?;
+        for (key, _, id) in due {
             let tree_key = id.as_str().as_bytes();
             let stored = guarded(|| store::get(&store.done, tree_key))?;
             if stored.is_some_and(|(head, _)| head.kind == Kind::Tombstone) {
@@ -245,6 +247,23 @@ impl Journal {
                 did.dropped += 1;
             }
             guarded(|| Ok(store.ends.remove(&key)?))?;
+        }
+        Ok(())
+    }
+
+    /// Once a tombstone is gone its id would be new, so what was issued up to then is refused from here on: a clock
+    /// that was far ahead for a moment, or a window that was widened, must not bring a packet back to life.
+    fn raise_unproven(&mut self, store: &Store, due: &[End]) -> Result<(), CommitError> {
+        let mut issued_us = self.meta.unproven_before_us;
+        for (_, _, id) in due {
+            let stored = guarded(|| store::get(&store.done, id.as_str().as_bytes()))?;
+            if let Some((head, _)) = stored.filter(|(head, _)| head.kind == Kind::Tombstone) {
+                issued_us = issued_us.max(head.wall_us);
+            }
+        }
+        if issued_us > self.meta.unproven_before_us {
+            self.meta.unproven_before_us = issued_us;
+            self.put_meta(store)?;
         }
         Ok(())
     }
@@ -382,7 +401,9 @@ fn shrink(store: &Store, head: &Head, operation: &Operation, base: i64) -> Resul
         state: operation.state.name().into(),
         created_us: operation.created.wall_us,
     };
-    let frames = store::framed(Kind::Tombstone, head.no, tombstone.created_us, &tombstone)?;
+    // By the caller's clock: that is what a packet is let in by.
+    let issued_us = operation.intent.issued_at_us.unwrap_or(0);
+    let frames = store::framed(Kind::Tombstone, head.no, issued_us, &tombstone)?;
     store
         .ends
         .insert(ends_key(b't', base, &operation.id), &[])?;

@@ -256,6 +256,12 @@ impl Journal {
         };
     }
 
+    /// Up to when a request may have been recorded here and forgotten, microseconds since 1970; 0: never.
+    #[must_use]
+    pub fn unproven_before_us(&self) -> i64 {
+        self.meta.unproven_before_us
+    }
+
     /// How much is used; the disk as last measured.
     #[must_use]
     pub fn usage(&self) -> Usage {

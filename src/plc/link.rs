@@ -120,6 +120,8 @@ pub struct Link {
     last_reply: Option<Stamp>,
     /// Of the job under way.
     deadline: Option<Deadline>,
+    /// Why the last connection ended.
+    ended: String,
     /// Since the last connection that proved itself.
     failures: u32,
     /// Nothing answered at the last try: no slot of the device can be at stake.
@@ -166,6 +168,7 @@ impl Link {
             ready: false,
             last_reply: None,
             deadline: None,
+            ended: String::new(),
             failures: 0,
             silent: false,
         }
@@ -250,6 +253,12 @@ impl Link {
         self.session
             .as_ref()
             .is_some_and(|session| !session.is_closed())
+    }
+
+    /// Why the last connection ended, in plain words.
+    #[must_use]
+    pub fn why_ended(&self) -> &str {
+        &self.ended
     }
 
     /// Ends the connection with a reset, so that nothing that is still queued arrives later (F060).
@@ -463,7 +472,10 @@ impl Link {
             End::Words(_) | End::Echo | End::Exception(_) => {
                 self.last_reply = called.meter.replied_at
             }
-            _ => self.disconnect("no matching reply"),
+            _ => {
+                self.disconnect("no matching reply");
+                self.ended = self.error(&called, "the last request").to_string();
+            }
         }
         called
     }

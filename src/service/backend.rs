@@ -15,7 +15,6 @@ use crate::core::gateway::{Answer, Refusal};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
 use crate::core::intent::{self, InvalidArgument, Request};
 use crate::core::lifecycle::Actor;
-use crate::core::machine::LinkState;
 use crate::core::record::{DeadLetter, EventRecord, Operation, Position, Record, Stored};
 use crate::core::spec::{Action, Class, MachineSpec, Quality, Scalar, Value};
 use crate::core::time::Stamp;
@@ -59,12 +58,15 @@ pub struct Inner {
     /// Proof of progress.
     pub progress: Progress,
     /// Asks for a reload, and hears what came of it.
-    pub reload: mpsc::Sender<oneshot::Sender<Result<String, String>>>,
+    pub reload: mpsc::Sender<ReloadRequest>,
     /// The running epoch.
     pub epoch: u64,
     /// Query waits that share one read (POL-02), by machine and command.
     pub queries: Mutex<HashMap<(String, String), Vec<QueryWaiter>>>,
 }
+
+/// Somebody asks for a reload, and waits for what came of it.
+pub type ReloadRequest = (Actor, oneshot::Sender<Result<String, String>>);
 
 /// Somebody who waits for a query without an identity.
 pub type QueryWaiter = oneshot::Sender<Result<Vec<(String, Value)>, QueryError>>;
@@ -149,6 +151,19 @@ impl Gate {
             Ok(Err(_)) => Err("the machine's task ended".into()),
             Err(_) => Err(format!("no answer within {READ_MS_MAX} ms")),
         }
+    }
+
+    /// As [`Gate::read_device`], and what another device answers is no answer (F055).
+    async fn read_ours(
+        &self,
+        machine: &str,
+        points: Vec<(String, Scalar)>,
+    ) -> Result<Vec<(String, Value)>, String> {
+        let values = self.read_device(machine, points).await?;
+        if self.is_another_device(machine).await {
+            return Err(super::machine_task::NOT_OURS.into());
+        }
+        Ok(values)
     }
 
     /// A query without an identity: of all that wait on a machine and command, one is sent (POL-02).
@@ -254,7 +269,7 @@ impl Gate {
             else => return,
         }
         let result = self
-            .read_device(&key.0, points)
+            .read_ours(&key.0, points)
             .await
             .map_err(QueryError::Device);
         let waiters = self
@@ -366,6 +381,15 @@ impl Gate {
                 outcome_unknown: machine.unknown,
                 counters: shared.counters(),
             });
+            if let Some(closed) = machine.gate_closed {
+                status.alarms.push(Alarm {
+                    code: "gate_closed".into(),
+                    severity: "warning".into(),
+                    since: status.now,
+                    text: format!("{}: no command can pass: {closed}", shared.spec.name),
+                    mend: "put the machine into order; what is held then needs an approval".into(),
+                });
+            }
             status
                 .alarms
                 .extend(shared.notes().into_iter().map(|text| Alarm {
@@ -716,12 +740,16 @@ impl Backend for Gate {
         })
     }
 
-    fn reload(&self, _actor: Actor) -> Reply<Result<String, String>> {
+    fn reload(&self, actor: Actor) -> Reply<Result<String, String>> {
         let gate = self.clone();
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
             let gone = || "the gateway is stopping".to_owned();
-            gate.0.reload.send(reply).await.map_err(|_| gone())?;
+            gate.0
+                .reload
+                .send((actor, reply))
+                .await
+                .map_err(|_| gone())?;
             answer.await.map_err(|_| gone())?
         })
     }
@@ -732,20 +760,19 @@ impl Backend for Gate {
 }
 
 impl Gate {
+    async fn is_another_device(&self, machine: &str) -> bool {
+        let Some(snapshot) = self.ask(Message::Snapshot).await else {
+            return false;
+        };
+        let stands = |alarm: &crate::core::gateway::Alarm| {
+            alarm.code == "identity_mismatch" && alarm.about == machine
+        };
+        snapshot.alarms.iter().any(stands)
+    }
+
     /// What another device answers is not this machine's value (F055).
     async fn mark_mismatch(&self, machine: &str, tags: &mut [TagStatus]) {
-        let Some(snapshot) = self.ask(Message::Snapshot).await else {
-            return;
-        };
-        let mismatch = snapshot
-            .machines
-            .iter()
-            .any(|known| known.name == machine && known.link == LinkState::Gate)
-            && snapshot
-                .alarms
-                .iter()
-                .any(|alarm| alarm.code == "identity_mismatch" && alarm.about == machine);
-        if mismatch {
+        if self.is_another_device(machine).await {
             for tag in tags {
                 tag.value = None;
                 tag.quality = Quality::Bad;

@@ -50,7 +50,12 @@ pub enum Message {
     /// Make a record durable, then say so.
     Keep(Box<Record>, oneshot::Sender<()>),
     /// The configuration was read again and passed every check.
-    Reconfigure(Vec<Arc<MachineSpec>>, Box<Settings>, oneshot::Sender<()>),
+    Reconfigure(
+        Vec<Arc<MachineSpec>>,
+        Box<Settings>,
+        Actor,
+        oneshot::Sender<()>,
+    ),
     /// How things stand.
     Snapshot(oneshot::Sender<Snapshot>),
     /// Take nothing new, finish what is under way, close the journal.
@@ -95,6 +100,8 @@ pub struct MachineSnapshot {
     pub held: usize,
     /// How many.
     pub unknown: usize,
+    /// What of the gate is closed for every command, though the link is up.
+    pub gate_closed: Option<String>,
     /// Since when the oldest that is held has been.
     pub held_since: Option<Stamp>,
     /// Since when the oldest that is unknown has been.
@@ -166,6 +173,9 @@ pub enum EngineError {
     /// Disk: what is in the file is no longer known, so nothing more may be promised.
     #[error("{0}; the gateway ends, so that its next start finds out what is on the disk")]
     Commit(#[from] CommitError),
+    /// Nobody outside: a fault of the program.
+    #[error("the engine ended by a fault of its own, told above; the gateway ends with it")]
+    Fault,
 }
 
 struct Round {
@@ -334,7 +344,10 @@ impl Engine {
                     .operation(&id)
                     .is_some_and(|operation| !operation.state.is_ended())
                 {
-                    round.ended.entry(id).or_default().push(reply);
+                    // Waits that ended by themselves leave nothing behind, however long this stays open.
+                    let waiting = round.ended.entry(id).or_default();
+                    waiting.retain(|waiter| !waiter.is_closed());
+                    waiting.push(reply);
                 } else {
                     let _ = reply.send(());
                 }
@@ -344,9 +357,16 @@ impl Engine {
                 round.kept.push(reply);
                 self.decide(now, Input::Keep { record: *record })
             }
-            Message::Reconfigure(machines, settings, reply) => {
+            Message::Reconfigure(machines, settings, actor, reply) => {
                 round.kept.push(reply);
-                self.decide(now, Input::Reconfigured { machines, settings })
+                self.decide(
+                    now,
+                    Input::Reconfigured {
+                        machines,
+                        settings,
+                        actor,
+                    },
+                )
             }
             Message::Snapshot(reply) => {
                 let _ = reply.send(self.snapshot(now));
@@ -424,6 +444,7 @@ impl Engine {
             failpoint!("engine.after-commit");
             operation_points(&blocks, "durable");
         }
+        self.core.committed();
         for effect in effects {
             self.perform(round, effect);
         }
@@ -494,8 +515,43 @@ impl Engine {
             round.busy = journal
                 .maintain(now, &self.retention, UPKEEP_ENTRIES_MAX)?
                 .busy();
+            self.core.forgot_until(journal.unproven_before_us());
         }
         Ok(())
+    }
+
+    /// What is open of machines that are in no file any more still waits for somebody.
+    fn machines_not_configured(&self, now: &Now) -> Vec<MachineSnapshot> {
+        let mut open: HashMap<&str, Vec<&Operation>> = HashMap::new();
+        for operation in self.core.open() {
+            let machine = operation.intent.machine.as_str();
+            if !self.core.machines().contains_key(machine) {
+                open.entry(machine).or_default().push(operation);
+            }
+        }
+        let snapshot = |(name, open): (&str, Vec<&Operation>)| {
+            let of = |wanted: fn(&State) -> bool| {
+                open.iter()
+                    .copied()
+                    .filter(move |operation| wanted(&operation.state))
+            };
+            let held = || of(|state| matches!(state, State::Held(_)));
+            let unknown = || of(|state| matches!(state, State::OutcomeUnknown(_)));
+            MachineSnapshot {
+                name: name.to_owned(),
+                link: LinkState::Down,
+                since: *now,
+                reason: "not configured any more".into(),
+                in_flight: None,
+                queued: of(|state| *state == State::Queued).count(),
+                held: held().count(),
+                unknown: unknown().count(),
+                gate_closed: None,
+                held_since: oldest(held()),
+                unknown_since: oldest(unknown()),
+            }
+        };
+        open.into_iter().map(snapshot).collect()
     }
 
     fn snapshot(&mut self, now: &Now) -> Snapshot {
@@ -506,7 +562,8 @@ impl Engine {
             ),
             Store::ReadOnly(_) => (Usage::default(), None),
         };
-        let machines = self.core.machines().values().map(|machine| {
+        let mut machines = self.machines_not_configured(now);
+        machines.extend(self.core.machines().values().map(|machine| {
             let held = machine.held.iter().filter_map(|id| self.core.operation(id));
             let unknown: Vec<&Operation> = machine
                 .unresolved
@@ -524,15 +581,16 @@ impl Engine {
                 queued: machine.waiting.len(),
                 held: machine.held.len(),
                 unknown: unknown.len(),
+                gate_closed: machine.gate_closed().map(|held| held.to_string()),
                 held_since: oldest(held),
                 unknown_since: oldest(unknown.into_iter()),
             }
-        });
+        }));
         Snapshot {
             recovery: self.core.is_recovery(),
             stopping: self.core.is_stopping(),
             now: *now,
-            machines: machines.collect(),
+            machines,
             alarms: self.core.alarms().cloned().collect(),
             usage,
             full,

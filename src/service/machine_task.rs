@@ -223,7 +223,7 @@ pub struct MachineTask {
     clock: Clock,
     engine: mpsc::Sender<Message>,
     errands: mpsc::UnboundedReceiver<Errand>,
-    stop: watch::Receiver<bool>,
+    stop: watch::Receiver<Option<&'static str>>,
     beat: Beat,
     observed: HashMap<usize, (Option<Value>, Quality)>,
     gate_at_ns: u64,
@@ -247,7 +247,7 @@ impl MachineTask {
         clock: Clock,
         engine: mpsc::Sender<Message>,
         errands: mpsc::UnboundedReceiver<Errand>,
-        stop: watch::Receiver<bool>,
+        stop: watch::Receiver<Option<&'static str>>,
         beat: Beat,
     ) -> Self {
         let spec = Arc::clone(&shared.spec);
@@ -274,7 +274,7 @@ impl MachineTask {
     /// Runs until told to stop.
     pub async fn run(mut self) {
         self.show_counters();
-        while !*self.stop.borrow() {
+        while self.stop.borrow().is_none() {
             self.tell(Input::Link {
                 machine: self.spec.name.clone(),
                 change: LinkChange::Connecting,
@@ -285,7 +285,7 @@ impl MachineTask {
                 Err(error) => Left::Lost(error.to_string()),
             };
             let (reason, stopped) = match left {
-                Left::Stopped => ("the gateway is stopping".to_owned(), true),
+                Left::Stopped => (self.why_stopped().to_owned(), true),
                 Left::Lost(reason) => (reason, false),
             };
             // A way that stands while the unit behind it does not is used again (F043).
@@ -297,12 +297,17 @@ impl MachineTask {
                 break;
             }
         }
-        self.link.disconnect("the gateway is stopping");
+        let why = self.why_stopped();
+        self.link.disconnect(why);
         // What came in the meantime is answered, and nothing more can come: no operation is left under way.
         self.errands.close();
         while let Some(errand) = self.errands.recv().await {
-            self.refuse(errand, "the gateway is stopping").await;
+            self.refuse(errand, why).await;
         }
+    }
+
+    fn why_stopped(&self) -> &'static str {
+        self.stop.borrow().unwrap_or("its task has ended")
     }
 
     async fn connected(&mut self) -> Left {
@@ -325,7 +330,7 @@ impl MachineTask {
             } else if let Some(errand) = self.idle().await {
                 self.errand(errand).await;
             }
-            if *self.stop.borrow() && self.errands.is_empty() {
+            if self.stop.borrow().is_some() && self.errands.is_empty() {
                 return Left::Stopped;
             }
             if !self.link.is_connected() {
@@ -335,10 +340,7 @@ impl MachineTask {
                         self.link.unit()
                     ));
                 }
-                return Left::Lost(
-                    "the connection was dropped after a reply that did not come or did not fit"
-                        .into(),
-                );
+                return Left::Lost(self.link.why_ended().to_owned());
             }
         }
     }

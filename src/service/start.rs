@@ -2,7 +2,7 @@
 //! May call: every room but cli and simulator.
 //! Never: be ready before recovery has ended; lose what was acknowledged at a stop.
 
-use super::backend::{Gate, Inner};
+use super::backend::{Gate, Inner, ReloadRequest};
 use super::clock::Clock;
 use super::engine::{Engine, EngineError, Message, Store, Switchboard, WAITING_MESSAGES_MAX};
 use super::machine_task::{MachineTask, Shared};
@@ -11,6 +11,7 @@ use super::sink_task::{SinkErrand, SinkShared, SinkTask};
 use crate::api;
 use crate::config::{self, GatewayConfig, Problem, SinkKind, Who};
 use crate::core::gateway::{Gateway, Restored, Settings};
+use crate::core::lifecycle::Actor;
 use crate::core::outbox::Verdict;
 use crate::core::record::{CursorRecord, EventRecord, Position, Record, StartRecord};
 use crate::core::roles::{self, Roles};
@@ -61,7 +62,7 @@ pub enum RunError {
 /// A machine task and the way to end it.
 struct Running {
     spec: Arc<MachineSpec>,
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Option<&'static str>>,
     task: JoinHandle<()>,
 }
 
@@ -125,7 +126,7 @@ async fn open_journal(config: &GatewayConfig, clock: &Clock) -> Result<Opened, R
     }
 }
 
-type Reloads = mpsc::Receiver<oneshot::Sender<Result<String, String>>>;
+type Reloads = mpsc::Receiver<ReloadRequest>;
 
 fn build(
     config_path: &Path,
@@ -154,6 +155,7 @@ fn build(
         machines: recovered.machines.clone(),
         highest_wall_us: recovered.highest_wall_us,
         unproven_before_us: recovered.unproven_before_us,
+        new_incarnation: recovered.note.is_some(),
         recovery,
     };
     let seed = now.boottime_ns ^ recovered.epoch.0.rotate_left(32);
@@ -363,14 +365,14 @@ async fn serve(
                 let _ = task.await;
             }
             let _ = service.engine.send(Message::Stop).await;
-            engine_ended.await.unwrap_or(Ok(()))
+            engine_ended.await.unwrap_or(Err(EngineError::Fault))
         }
     };
     let _ = api.await;
     let _ = std::fs::remove_file(&service.config.api_unix);
     watchdog.abort();
     for running in service.running.into_values() {
-        running.stop.send_replace(true);
+        running.stop.send_replace(Some("the gateway is stopping"));
         let _ = running.task.await;
     }
     Ok(result?)
@@ -430,7 +432,7 @@ impl Service {
             return;
         }
         let (to, errands) = mpsc::unbounded_channel();
-        let (stop, stopping) = watch::channel(false);
+        let (stop, stopping) = watch::channel(None);
         let beat = inner.progress.part(
             &format!("machine {}", spec.name),
             self.clock.now().boottime_ns,
@@ -453,7 +455,9 @@ impl Service {
         let Some(running) = self.running.remove(name) else {
             return;
         };
-        running.stop.send_replace(true);
+        running
+            .stop
+            .send_replace(Some("its configuration is read anew"));
         let _ = running.task.await;
         self.board.disconnect(name);
         self.gate
@@ -490,13 +494,13 @@ impl Service {
                 _ = terminate.recv() => return None,
                 _ = interrupt.recv() => return None,
                 () = told => return None,
-                ended = &mut *engine_ended => return Some(ended.unwrap_or(Ok(()))),
-                _ = hangup.recv() => match self.reload().await {
+                ended = &mut *engine_ended => return Some(ended.unwrap_or(Err(EngineError::Fault))),
+                _ = hangup.recv() => match self.reload(Actor::Gateway).await {
                     Ok(done) => log::info!("{done}"),
                     Err(why) => log::error!("nothing changed: {why}"),
                 },
-                Some(reply) = reloads.recv() => {
-                    let result = self.reload().await;
+                Some((actor, reply)) = reloads.recv() => {
+                    let result = self.reload(actor).await;
                     let _ = reply.send(result);
                 }
             }
@@ -504,14 +508,14 @@ impl Service {
     }
 
     /// CFG-03: all or nothing.
-    async fn reload(&mut self) -> Result<String, String> {
+    async fn reload(&mut self, actor: Actor) -> Result<String, String> {
         let _ = sd_notify::notify(&[NotifyState::Reloading]);
-        let result = self.try_reload().await;
+        let result = self.try_reload(actor).await;
         let _ = sd_notify::notify(&[NotifyState::Ready]);
         result
     }
 
-    async fn try_reload(&mut self) -> Result<String, String> {
+    async fn try_reload(&mut self, actor: Actor) -> Result<String, String> {
         let fresh = config::load(&self.config_path, &self.boards_dir).map_err(|problems| {
             problems
                 .iter()
@@ -536,6 +540,7 @@ impl Service {
         let message = Message::Reconfigure(
             specs.clone(),
             Box::new(settings(&fresh, own_roles.clone())),
+            actor,
             reply,
         );
         self.engine
@@ -553,7 +558,7 @@ impl Service {
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
             machines.retain(|known| specs.iter().any(|spec| *spec == known.spec));
         }
-        let mut begun = 0;
+        let mut begun: Vec<String> = Vec::new();
         for spec in specs {
             let known = self
                 .gate
@@ -564,16 +569,42 @@ impl Service {
                 .iter()
                 .any(|shared| shared.spec == spec);
             if !known {
-                begun += 1;
+                begun.push(spec.name.clone());
                 self.begin(spec);
             }
         }
         self.config = fresh;
-        Ok(format!(
-            "reloaded: {begun} machine(s) started anew, {} ended",
-            gone.len()
-        ))
+        Ok(reloaded(&begun, &gone))
     }
+}
+
+/// What a reload did, by machine.
+fn reloaded(begun: &[String], gone: &[String]) -> String {
+    let names = |what: &str, names: Vec<&String>| {
+        let names: Vec<&str> = names.into_iter().map(String::as_str).collect();
+        (!names.is_empty()).then(|| format!("{what} {}", names.join(", ")))
+    };
+    let parts: Vec<String> = [
+        names(
+            "changed:",
+            begun.iter().filter(|name| gone.contains(name)).collect(),
+        ),
+        names(
+            "new:",
+            begun.iter().filter(|name| !gone.contains(name)).collect(),
+        ),
+        names(
+            "gone:",
+            gone.iter().filter(|name| !begun.contains(name)).collect(),
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if parts.is_empty() {
+        return "reloaded; no machine changed".to_owned();
+    }
+    format!("reloaded; machines {}", parts.join("; "))
 }
 
 /// What cannot change while running says so (CFG-03).

@@ -6,6 +6,7 @@ mod acceptance_a_limits;
 mod acceptance_c;
 mod acceptance_c16;
 mod acceptance_c_doubt;
+mod breaker_clock;
 mod demo;
 mod disk_full;
 mod field_bus;

@@ -186,3 +186,59 @@ async fn a_start_in_1970_polls_at_once_and_its_events_can_be_dated_later() {
     let (_, done) = rig.submit_wait(&rig.set_speed("OP7", 50)).await;
     assert_eq!(done["state"], "completed", "{done}");
 }
+
+// covers: F055
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reading_of_another_device_is_no_answer() {
+    let mut rig = Rig::new().await;
+    rig.start_up().await;
+    let query = json!({ "machine": "press-1", "command": "read_status", "args": {} });
+    let (status, answer) = rig.post("/v1/operations?wait=5s", query.clone()).await;
+    assert_eq!(status, 200, "{answer}");
+    rig.cut().await;
+    rig.device.set_identity(4712);
+    rig.device.restore();
+    rig.until("the other device is seen", async |rig| {
+        let (_, status) = rig.get("/v1/status").await;
+        status["alarms"].to_string().contains("identity_mismatch")
+    })
+    .await;
+    let (status, answer) = rig.post("/v1/operations?wait=5s", query).await;
+    assert_ne!(status, 200, "{answer}");
+    assert!(
+        answer["detail"]
+            .as_str()
+            .unwrap()
+            .contains("another device"),
+        "{answer}"
+    );
+    let (_, status) = rig.get("/v1/status").await;
+    let alarms = status["alarms"].to_string();
+    assert!(!alarms.contains("link_down"), "one alarm says it: {alarms}");
+}
+
+// covers: IF-03
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_door_and_the_end_of_a_connection_are_said_for_what_they_are() {
+    let mut rig = Rig::new().await;
+    rig.start_up().await;
+    rig.device.set_interlock(0, false);
+    rig.until("the open door is told", async |rig| {
+        let (_, status) = rig.get("/v1/status").await;
+        status["alarms"].to_string().contains("door closed")
+    })
+    .await;
+    rig.device.set_interlock(0, true);
+    rig.device.cut();
+    rig.until("the loss is told", async |rig| {
+        let (_, status) = rig.get("/v1/status").await;
+        status["alarms"].to_string().contains("link_down")
+    })
+    .await;
+    let (_, status) = rig.get("/v1/status").await;
+    let alarms = status["alarms"].to_string();
+    assert!(
+        !alarms.contains("did not fit"),
+        "the device closed it: {alarms}"
+    );
+}
