@@ -4,6 +4,8 @@
 
 #[path = "api/fake.rs"]
 mod fake;
+#[path = "api/terminal.rs"]
+mod terminal;
 
 use fake::{Gateway, completed, event, operation, own_uid, stamp};
 use holdfast::api::backend::{Act, Known, Mode, QueryError, Verdict};
@@ -425,7 +427,10 @@ fn acts_reach_the_gateway_and_their_answers_the_caller() {
     let no_reason = gateway.post("/v1/operations/B/resolve", r#"{"as":"completed"}"#);
     assert_eq!(problem(no_reason).2["field"], "reason");
     let args = ["resolve", "B", "--as", "not-executed", "--reason", "looked"];
-    assert_eq!(gateway.cli(&args).status.code(), Some(0));
+    assert_eq!(
+        gateway.cli(&[&args[..], &["--yes"]].concat()).status.code(),
+        Some(0)
+    );
     assert_eq!(
         fake.acts.lock().unwrap().last(),
         Some(&Act::Resolve {
@@ -438,7 +443,15 @@ fn acts_reach_the_gateway_and_their_answers_the_caller() {
         "reissue B",
         Answer::Recorded(Box::new(operation("C", State::Queued))),
     );
-    let args = ["reissue", "B", "--id", "C", "--reason", "wanted still"];
+    let args = [
+        "reissue",
+        "B",
+        "--id",
+        "C",
+        "--reason",
+        "wanted still",
+        "--yes",
+    ];
     assert_eq!(gateway.cli(&args).status.code(), Some(0));
     fake.answer(
         "verify B",
@@ -451,7 +464,9 @@ fn acts_reach_the_gateway_and_their_answers_the_caller() {
         what: "cancel it".into(),
     };
     fake.answer("approve A", Answer::Refused(not));
-    assert_eq!(gateway.cli(&["approve", "A"]).status.code(), Some(2));
+    let approved = gateway.cli(&["approve", "A", "--yes"]);
+    assert_eq!(approved.status.code(), Some(2));
+    assert!(text(&approved.stderr).contains("[not_possible]"));
     assert_eq!(
         problem(gateway.post("/v1/operations/Z/verify", "")).1,
         "unknown_operation"
@@ -669,7 +684,13 @@ fn no_output_is_wider_than_80_columns_and_none_is_coloured_without_a_terminal() 
     let status = text(&gateway.cli(&["status"]).stdout);
     assert!(status.contains("do: look at the cable"), "{status}");
     *gateway.fake.mode.lock().unwrap() = Mode::Recovery;
-    assert_eq!(gateway.cli(&["status"]).status.code(), Some(9));
+    let recovery = gateway.cli(&["status"]);
+    assert_eq!(recovery.status.code(), Some(9));
+    let said = text(&recovery.stdout);
+    let next = said.lines().skip_while(|line| !line.starts_with("next:"));
+    let next: Vec<&str> = next.take(2).collect();
+    assert!(next[1].contains("holdfast journal check"), "{said}");
+    assert!(!said.contains("ops --state held"), "{said}");
 }
 
 // covers: IF-02
@@ -728,6 +749,7 @@ fn a_dead_letter_is_dropped_only_with_a_reason() {
         key,
         "--reason",
         "a test piece",
+        "--yes",
     ];
     assert_eq!(gateway.cli(&args).status.code(), Some(0));
     gateway

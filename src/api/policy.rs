@@ -3,7 +3,9 @@
 //! Never: hold a default: it shows what the running gateway has.
 
 use super::types::show_duration_ms;
-use crate::core::spec::{ArgSpec, ArgValue, MachineSpec, OnRestart, Origin, ReplaceRule, Row};
+use crate::core::spec::{
+    Action, ArgSpec, ArgValue, MachineSpec, OnRestart, Origin, ReplaceRule, Row,
+};
 use serde_json::{Map, Value as Json, json};
 
 /// The tables of all `machines`.
@@ -20,10 +22,11 @@ pub fn view_policy<'a>(machines: impl IntoIterator<Item = &'a MachineSpec>) -> J
 }
 
 fn view_row(row: &Row) -> Json {
-    let cells: [(&str, Json); 13] = [
+    let cells: [(&str, Json); 14] = [
         ("queueable", json!(row.queueable)),
         ("ttl", json!(show_duration_ms(row.ttl_ms))),
         ("max_queued", json!(row.max_queued)),
+        ("stop", json!(row.stop)),
         (
             "replace",
             json!(match row.replace {
@@ -58,7 +61,7 @@ fn view_row(row: &Row) -> Json {
             json!(if row.merge_latest {
                 "merge latest"
             } else {
-                "same result"
+                "by_id"
             }),
         ),
         (
@@ -82,7 +85,26 @@ fn view_row(row: &Row) -> Json {
         })
         .collect();
     let args: Vec<Json> = row.args.iter().map(view_arg).collect();
-    json!({"name": row.name, "class": row.class.name(), "cells": cells, "args": args})
+    json!({"name": row.name, "class": row.class.name(), "action": view_action(&row.action), "cells": cells, "args": args})
+}
+
+/// What it does at the device, in a few words.
+fn view_action(action: &Action) -> String {
+    match action {
+        Action::Read { points } => {
+            let places = points.iter().map(|(_, at)| at.address.to_string());
+            format!("reads {}", places.collect::<Vec<_>>().join(", "))
+        }
+        Action::Write { start, request_id } => {
+            let id = if *request_id {
+                ", the request id behind the arguments"
+            } else {
+                ""
+            };
+            format!("writes {start}{id}")
+        }
+        Action::Mailbox { opcode } => format!("mailbox opcode {opcode}"),
+    }
 }
 
 fn view_arg(arg: &ArgSpec) -> Json {

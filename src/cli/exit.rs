@@ -3,7 +3,7 @@
 //! Never: make a doubtful outcome look like success.
 
 use super::text::complain;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use std::io::Write as _;
 
 /// How the program ends.
@@ -100,32 +100,48 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Says it on standard error; the exit code.
+    /// Says it on standard error, or as a problem document on standard output; the exit code.
     pub fn report(&self, json: bool) -> Exit {
+        if json {
+            // Whoever read our output has enough of it.
+            let _ = writeln!(std::io::stdout().lock(), "{}", self.document());
+        } else {
+            complain(&self.text());
+        }
+        self.exit()
+    }
+
+    fn exit(&self) -> Exit {
         match self {
             Self::Problem { status, body } => {
-                let code = body["code"].as_str().unwrap_or_default();
-                if json {
-                    // Whoever read our output has enough of it.
-                    let _ = writeln!(std::io::stdout().lock(), "{body}");
-                } else {
-                    complain(&explain(body));
-                }
-                Exit::of_problem(code, *status, body)
+                Exit::of_problem(body["code"].as_str().unwrap_or_default(), *status, body)
             }
-            Self::NotReachable(why) => {
-                complain(why);
-                Exit::NotReachable
-            }
-            Self::NotPermitted(why) => {
-                complain(why);
-                Exit::NotPermitted
-            }
-            Self::Usage(why) => {
-                complain(why);
-                Exit::Usage
-            }
+            Self::NotReachable(_) => Exit::NotReachable,
+            Self::NotPermitted(_) => Exit::NotPermitted,
+            Self::Usage(_) => Exit::Usage,
         }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Self::Problem { body, .. } => explain(body),
+            Self::NotReachable(why) | Self::NotPermitted(why) | Self::Usage(why) => why.clone(),
+        }
+    }
+
+    /// The gateway's own, or one in its form for what went wrong on the way to it.
+    fn document(&self) -> Json {
+        let code = match self {
+            Self::Problem { body, .. } => return body.clone(),
+            Self::NotReachable(_) => "not_reachable",
+            Self::NotPermitted(_) => "not_permitted",
+            Self::Usage(_) => "usage",
+        };
+        json!({
+            "type": format!("urn:holdfast:problem:{code}"),
+            "code": code,
+            "detail": self.text(),
+        })
     }
 }
 
@@ -135,9 +151,9 @@ fn hint(body: &Json) -> Option<String> {
     let id = operation["operation_id"].as_str();
     let machine = operation["machine"].as_str().unwrap_or_default();
     match (body["code"].as_str()?, body["field"].as_str()) {
-        ("invalid_argument", Some("expected_config_version")) => {
-            Some("--expect-version N; `holdfast op` of an earlier one shows what was found".into())
-        }
+        ("invalid_argument", Some("expected_config_version")) => Some(
+            "--expect-version N; `holdfast op ID` of an earlier one shows what was found".into(),
+        ),
         ("missing_operation_id", _) => Some("--id ID".into()),
         ("disconnected", _) => Some(match id {
             Some(_) => format!(
@@ -177,7 +193,6 @@ fn explain(body: &Json) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     // covers: IF-02
     #[test]

@@ -7,11 +7,33 @@ use super::exit::{Exit, Failure};
 use super::status::show_machine;
 use super::text::{Out, now};
 use crate::api::types::MachineView;
+use crate::core::intent::nearest;
 use serde::Deserialize;
+use serde_json::json;
 
 #[derive(Deserialize)]
 struct Machines {
     machines: Vec<MachineView>,
+}
+
+/// Fails where no machine of this name is configured.
+pub(super) async fn must_exist(client: &Client, name: &str) -> Result<(), Failure> {
+    let all: Machines = client.get("/v1/machines").await?.parse()?;
+    let names: Vec<&str> = all.machines.iter().map(|m| m.name.as_str()).collect();
+    if names.contains(&name) {
+        return Ok(());
+    }
+    let near = nearest(name, names.iter().copied());
+    let mend = match near {
+        Some(near) => format!("did you mean {near:?}?"),
+        None => format!("there are: {}", names.join(", ")),
+    };
+    let body = json!({
+        "code": "unknown_machine",
+        "detail": format!("no machine {name:?} here; {mend}"),
+        "nearest": near,
+    });
+    Err(Failure::Problem { status: 404, body })
 }
 
 pub(super) async fn run(

@@ -34,7 +34,7 @@ pub const SOCKET_DEFAULT: &str = "/run/holdfast/api.sock";
 
 const EXIT_CODES: &str = "\
 Exit codes:
-   0  done, or completed
+   0  done, or completed; `submit` without --wait: recorded, no more
    1  demo only: something was not as it must be
    2  usage: the request cannot be taken as it is
    3  not sent: rejected, expired, cancelled, held, superseded; no effect
@@ -59,14 +59,20 @@ pub struct Cli {
     pub command: Command,
 }
 
+/// A default is no argument: clap would print one from the environment as if it had been given.
+fn from_env(name: &str, default: &str) -> PathBuf {
+    let given = std::env::var_os(name).filter(|value| !value.is_empty());
+    given.map_or_else(|| default.into(), PathBuf::from)
+}
+
 /// Options of every command.
 #[derive(Clone, Debug, Args)]
 pub struct Global {
-    /// Configuration file
-    #[arg(long, global = true, env = "HOLDFAST_CONFIG", default_value = CONFIG_DEFAULT, value_name = "FILE")]
+    /// Configuration file [env: HOLDFAST_CONFIG] [default: /etc/holdfast/holdfast.toml]
+    #[arg(long, global = true, default_value_os_t = from_env("HOLDFAST_CONFIG", CONFIG_DEFAULT), hide_default_value = true, value_name = "FILE")]
     pub config: PathBuf,
-    /// Socket of the gateway
-    #[arg(long, global = true, env = "HOLDFAST_SOCKET", default_value = SOCKET_DEFAULT, value_name = "PATH")]
+    /// Socket of the gateway [env: HOLDFAST_SOCKET] [default: /run/holdfast/api.sock]
+    #[arg(long, global = true, default_value_os_t = from_env("HOLDFAST_SOCKET", SOCKET_DEFAULT), hide_default_value = true, value_name = "PATH")]
     pub socket: PathBuf,
     /// Print the interface's JSON
     #[arg(long, global = true)]
@@ -254,15 +260,20 @@ fn remotely(global: &Global, command: Command) -> Exit {
     };
     let client = Client::new(global.socket.clone());
     let mut out = Out::stdout(global.json);
-    let done = runtime.block_on(remote(&client, &mut out, command));
+    let done = runtime.block_on(remote(&client, &mut out, &global.config, command));
     // Whoever read our output may have enough of it: what was done stays done.
     out.flush();
     done.unwrap_or_else(|failure| failure.report(global.json))
 }
 
-async fn remote(client: &Client, out: &mut Out, command: Command) -> Result<Exit, Failure> {
+async fn remote(
+    client: &Client,
+    out: &mut Out,
+    config: &std::path::Path,
+    command: Command,
+) -> Result<Exit, Failure> {
     match command {
-        Command::Status => status::run(client, out).await,
+        Command::Status => status::run(client, out, config).await,
         Command::Submit(args) => submit::run(client, out, args).await,
         Command::Ops(args) => ops::run(client, out, args).await,
         Command::Op(args) => op::run(client, out, args).await,

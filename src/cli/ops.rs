@@ -4,8 +4,10 @@
 
 use super::client::{Client, with_params};
 use super::exit::{Exit, Failure};
-use super::text::{COLUMNS, Out, Tone, pad, short_time, since};
-use crate::api::types::OperationView;
+use super::machine;
+use super::text::{COLUMNS, Out, Tone, pad, short_time, since, wrap};
+use crate::api::types::{OperationView, STATE_NAMES};
+use crate::core::intent::nearest;
 use clap::Args;
 use serde::Deserialize;
 
@@ -16,12 +18,23 @@ pub struct OpsArgs {
     /// Of this machine
     #[arg(long)]
     pub machine: Option<String>,
-    /// In this state, such as queued, held, outcome_unknown, completed
-    #[arg(long)]
+    /// In this state: queued, held, rejected, expired, cancelled, superseded, sending, accepted,
+    /// outcome_unknown, completed, failed, not_executed, compensated
+    #[arg(long, value_parser = state)]
     pub state: Option<String>,
     /// Since when: RFC 3339, or how long ago, such as 24h
     #[arg(long, value_name = "T")]
     pub since: Option<String>,
+}
+
+/// Reads `--state`.
+fn state(text: &str) -> Result<String, String> {
+    if STATE_NAMES.contains(&text) {
+        return Ok(text.to_owned());
+    }
+    let near = nearest(text, STATE_NAMES).map(|near| format!("\n  did you mean {near:?}?"));
+    let all = wrap(&format!("  one of: {}", STATE_NAMES.join(", "))).join("\n");
+    Err(format!("no such state{}\n{all}", near.unwrap_or_default()))
 }
 
 #[derive(Deserialize)]
@@ -47,6 +60,10 @@ pub(super) async fn run(client: &Client, out: &mut Out, args: OpsArgs) -> Result
         );
         let raw = client.get(&path).await?;
         let part: Part = raw.parse()?;
+        if let (Some(name), None, true) = (&args.machine, &after, part.operations.is_empty()) {
+            // One that is no longer configured may have operations; one that has none must exist.
+            machine::must_exist(client, name).await?;
+        }
         if out.json() {
             out.raw(&raw.text);
         } else {

@@ -43,7 +43,12 @@ pub fn show_policy(policy: &Json, out: &mut Out) {
         for row in list(&machine["commands"]) {
             out.toned(
                 Tone::Head,
-                &format!("  {} ({})", word(&row["name"]), word(&row["class"])),
+                &format!(
+                    "  {} ({}) {}",
+                    word(&row["name"]),
+                    word(&row["class"]),
+                    word(&row["action"])
+                ),
             );
             for (name, cell) in row["cells"].as_object().into_iter().flatten() {
                 let mark = if cell["from"] == "row" { "*" } else { " " };

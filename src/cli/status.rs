@@ -6,14 +6,15 @@ use super::client::Client;
 use super::exit::{Exit, Failure};
 use super::text::{Out, Tone, ago, bytes, pad};
 use crate::api::types::{MachineView, SinkView, StatusView};
+use std::path::Path;
 
-pub(super) async fn run(client: &Client, out: &mut Out) -> Result<Exit, Failure> {
+pub(super) async fn run(client: &Client, out: &mut Out, config: &Path) -> Result<Exit, Failure> {
     let raw = client.get("/v1/status").await?;
     let status: StatusView = raw.parse()?;
     if out.json() {
         out.raw(&raw.text);
     } else {
-        show(&status, out);
+        show(&status, config, out);
     }
     Ok(if status.mode == "recovery" {
         Exit::Recovery
@@ -22,7 +23,7 @@ pub(super) async fn run(client: &Client, out: &mut Out) -> Result<Exit, Failure>
     })
 }
 
-fn show(status: &StatusView, out: &mut Out) {
+fn show(status: &StatusView, config: &Path, out: &mut Out) {
     let tone = if status.mode == "normal" {
         Tone::Good
     } else {
@@ -44,16 +45,23 @@ fn show(status: &StatusView, out: &mut Out) {
     } else {
         Tone::Bad
     };
-    out.toned(
-        tone,
-        &format!(
+    let line = if journal.state == "damaged" {
+        // Nothing else is known of it.
+        "journal damaged".to_owned()
+    } else {
+        format!(
             "journal {}, {} of {}, commit {}",
             journal.state,
             bytes(&journal.used_bytes),
             bytes(&journal.budget_bytes),
             journal.commit
-        ),
-    );
+        )
+    };
+    out.toned(tone, &line);
+    if status.mode == "recovery" {
+        out.line("next: stop the gateway, then see what is lost and what can be saved:");
+        out.command(&format!("holdfast journal check {}", journal_dir(config)));
+    }
     let counts = &status.counts;
     let tone = match (counts.outcome_unknown, counts.held) {
         (0, 0) => Tone::Plain,
@@ -77,12 +85,27 @@ fn show(status: &StatusView, out: &mut Out) {
     for sink in &status.sinks {
         show_sink(sink, &status.now, out);
     }
+    if status.mode == "recovery" {
+        return;
+    }
     if counts.outcome_unknown > 0 {
         out.line("next: holdfast ops --state outcome_unknown");
     }
     if counts.held > 0 {
         out.line("next: holdfast ops --state held");
     }
+}
+
+/// Where the journal lies, as the configuration at hand says; which one the gateway has is not known here.
+fn journal_dir(config: &Path) -> String {
+    let read = std::fs::read_to_string(config).ok();
+    let table: Option<toml::Table> = read.and_then(|text| toml::from_str(&text).ok());
+    let Some(table) = table else {
+        return "STATE_DIR/journal".into();
+    };
+    let state_dir = table.get("state_dir").and_then(toml::Value::as_str);
+    let state_dir = state_dir.unwrap_or("/var/lib/holdfast");
+    Path::new(state_dir).join("journal").display().to_string()
 }
 
 fn show_alarms(status: &StatusView, out: &mut Out) {

@@ -4,7 +4,7 @@
 
 use super::client::{Client, encode, with_params};
 use super::exit::{Exit, Failure};
-use super::op::show_brief;
+use super::op::{readable, show_brief};
 use super::text::{Out, now};
 use crate::api::types::{OperationView, parse_duration_ms};
 use clap::Args;
@@ -33,7 +33,7 @@ pub struct SubmitArgs {
     #[arg(long)]
     pub ttl: Option<String>,
     /// The configuration version that is meant
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = version)]
     pub expect_version: Option<u32>,
     /// A waiting operation that this one takes the place of
     #[arg(long, value_name = "ID")]
@@ -41,7 +41,8 @@ pub struct SubmitArgs {
     /// Issue time, RFC 3339; now, or that of the operation recorded under --id
     #[arg(long, value_name = "T")]
     pub issued_at: Option<String>,
-    /// Wait for the end, at most so long, such as 10s
+    /// Wait for the end, at most so long, such as 10s; without it, exit code 0 says that it is recorded,
+    /// not that it is done
     #[arg(long, value_name = "TIME")]
     pub wait: Option<String>,
     /// The request as JSON, as the interface takes it; - is standard input
@@ -72,7 +73,8 @@ pub(super) async fn run(client: &Client, out: &mut Out, args: SubmitArgs) -> Res
         if raw.replayed {
             out.line("recorded before, with the same meaning; nothing was sent again");
         }
-        show_brief(&operation, out);
+        let readable = readable(client, &operation).await;
+        show_brief(&operation, readable, out);
     }
     Ok(exit(&operation, args.wait.is_some()))
 }
@@ -83,6 +85,13 @@ pub(super) fn exit(operation: &OperationView, waited: bool) -> Exit {
         Exit::StillOpen if !waited => Exit::Done,
         exit => exit,
     }
+}
+
+/// Reads `--expect-version`.
+fn version(text: &str) -> Result<u32, String> {
+    let wrong =
+        "expected a whole number\n  the machine's configuration version that is meant, such as 7";
+    text.parse().map_err(|_| wrong.to_owned())
 }
 
 /// Reads `--wait`.

@@ -97,6 +97,23 @@ impl Out {
             self.text.push('\n');
         }
     }
+    /// Prints a command to copy, on a line of its own.
+    pub fn command(&mut self, command: &str) {
+        for line in command_lines(command) {
+            self.text.push_str(&line);
+            self.text.push('\n');
+        }
+    }
+    /// Prints a step: what to do, then the command that does it.
+    pub fn step(&mut self, step: &Step) {
+        match &step.command {
+            Some(command) => {
+                self.line(&format!("  next: {}:", step.what));
+                self.command(command);
+            }
+            None => self.line(&format!("  next: {}", step.what)),
+        }
+    }
     /// Writes out what has gathered, for output that goes on. False once nobody reads it.
     pub fn flush(&mut self) -> bool {
         let text = std::mem::take(&mut self.text);
@@ -107,6 +124,125 @@ impl Out {
         self.broken |= done.is_err();
         !self.broken
     }
+}
+
+/// What a person can do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// In plain words.
+    pub what: String,
+    /// The command that does it, if one does.
+    pub command: Option<String>,
+}
+
+impl Step {
+    /// Something no command does.
+    #[must_use]
+    pub fn words(what: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            command: None,
+        }
+    }
+    /// Something a command does.
+    #[must_use]
+    pub fn run(what: impl Into<String>, command: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            command: Some(command.into()),
+        }
+    }
+}
+
+/// One finding a line on standard error: whole for an editor or a log, wrapped for a person at a terminal.
+pub fn tell(text: &str) {
+    let all = for_reader(text, std::io::stderr().is_terminal());
+    // Nobody is left to tell.
+    let _ = std::io::stderr().lock().write_all(all.as_bytes());
+}
+
+/// The same on standard output.
+pub fn tell_out(text: &str) {
+    let all = for_reader(text, std::io::stdout().is_terminal());
+    // Whoever read our output has enough of it.
+    let _ = std::io::stdout().lock().write_all(all.as_bytes());
+}
+
+fn for_reader(text: &str, terminal: bool) -> String {
+    let lines = text.lines().map(|line| {
+        if terminal {
+            wrap(line).join("\n")
+        } else {
+            visible(line)
+        }
+    });
+    lines.map(|line| line + "\n").collect()
+}
+
+/// What a device or a caller sent must not steer the terminal.
+fn visible(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+/// A command as a shell takes it, in lines of at most [`COLUMNS`]: broken before an option, with a backslash.
+#[must_use]
+pub fn command_lines(command: &str) -> Vec<String> {
+    const INDENT: &str = "    ";
+    let command = visible(command);
+    if INDENT.len() + command.chars().count() <= COLUMNS {
+        return vec![format!("{INDENT}{command}")];
+    }
+    let mut lines: Vec<String> = Vec::new();
+    let mut line = INDENT.to_owned();
+    for (index, word) in command.split(" --").enumerate() {
+        let word = if index == 0 {
+            word.to_owned()
+        } else {
+            format!(" --{word}")
+        };
+        // Two columns for the backslash.
+        if index > 0 && line.chars().count() + word.chars().count() + 2 > COLUMNS {
+            lines.push(format!("{line} \\"));
+            line = format!("{INDENT}   {word}");
+        } else {
+            line.push_str(&word);
+        }
+    }
+    lines.push(line);
+    lines.iter().flat_map(|line| hard_broken(line)).collect()
+}
+
+/// A word that no line holds goes on at the next line's very beginning: to a shell it is one word still.
+fn hard_broken(line: &str) -> Vec<String> {
+    let mut rest: Vec<char> = line.chars().collect();
+    let mut parts = Vec::new();
+    while rest.len() > COLUMNS {
+        let tail = rest.split_off(COLUMNS - 1);
+        parts.push(rest.into_iter().chain(['\\']).collect());
+        rest = tail;
+    }
+    parts.push(rest.into_iter().collect());
+    parts
+}
+
+/// Words of a text; what stands in backquotes is one, so that a command is not broken.
+fn words(text: &str) -> Vec<&str> {
+    let mut words = Vec::new();
+    let (mut start, mut quoted) = (0, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            '`' => quoted = !quoted,
+            ' ' if !quoted || !text[at..].contains('`') => {
+                words.push(&text[start..at]);
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    words.push(&text[start..]);
+    words
 }
 
 /// Says on standard error what is wrong.
@@ -128,11 +264,7 @@ pub fn complain(text: &str) {
 /// Breaks a text into lines of at most [`COLUMNS`]; what follows is indented two more than the first.
 #[must_use]
 pub fn wrap(text: &str) -> Vec<String> {
-    let text: String = text
-        .chars()
-        // What a device or a caller sent must not steer the terminal.
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect();
+    let text = visible(text);
     if text.chars().count() <= COLUMNS {
         return vec![text.trim_end().to_owned()];
     }
@@ -141,7 +273,7 @@ pub fn wrap(text: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = " ".repeat(first.min(COLUMNS / 2));
     let mut empty = true;
-    for word in text.trim_start().split(' ') {
+    for word in words(text.trim_start()) {
         let mut word: Vec<char> = word.chars().collect();
         let room = |line: &str, empty: bool| {
             COLUMNS.saturating_sub(line.chars().count() + usize::from(!empty))
@@ -248,19 +380,28 @@ pub fn since(text: &str) -> Result<String, super::exit::Failure> {
     Ok(rfc3339(us))
 }
 
-/// Asks before something that cannot be taken back. Nobody is asked where nobody sits: a script has
-/// written the reason down, which is what asking is for.
+/// Whether somebody sits there who can be asked.
+#[must_use]
+pub fn can_ask() -> bool {
+    std::io::stdin().is_terminal()
+}
+
+/// Asks before something that cannot be taken back.
 ///
 /// # Errors
-/// The person said no.
+/// The person said no, or nobody sits there and `--yes` was not given.
 pub fn confirm(what: &str, yes: bool) -> Result<(), super::exit::Failure> {
-    let stdin = std::io::stdin();
-    if yes || !stdin.is_terminal() {
+    if yes {
         return Ok(());
     }
-    eprint!("{}\nType \"yes\" to go on: ", wrap(what).join("\n"));
+    if !can_ask() {
+        let why = format!("{what}\nnot a terminal; add --yes to go on; nothing was done");
+        return Err(super::exit::Failure::Usage(why));
+    }
+    let shown: Vec<String> = what.lines().flat_map(wrap).collect();
+    eprint!("{}\nType \"yes\" to go on: ", shown.join("\n"));
     let mut answer = String::new();
-    let read = stdin.read_line(&mut answer);
+    let read = std::io::stdin().read_line(&mut answer);
     if read.is_ok() && answer.trim() == "yes" {
         return Ok(());
     }
@@ -284,6 +425,44 @@ mod tests {
             let given: String = text.chars().filter(|c| *c != ' ').collect();
             prop_assert_eq!(kept, given);
         }
+    }
+
+    // covers: IF-02
+    #[test]
+    fn a_command_is_broken_so_that_a_shell_still_reads_it() {
+        let short = "holdfast op OP7";
+        assert_eq!(command_lines(short), ["    holdfast op OP7"]);
+        let long = format!(
+            "holdfast reissue {} --id {} --reason \"…\"",
+            "L".repeat(128),
+            "N".repeat(50)
+        );
+        let lines = command_lines(&long);
+        assert!(lines.iter().all(|line| line.chars().count() <= COLUMNS));
+        let read: String = lines.join("\n").replace("\\\n", "");
+        let words = |text: &str| {
+            text.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(words(&read), words(&long));
+    }
+
+    #[test]
+    fn a_command_in_backquotes_is_not_broken() {
+        let text = format!("{} `holdfast machine press-1` says up", "x".repeat(60));
+        assert!(wrap(&text)[1].contains("`holdfast machine press-1` says up"));
+        assert_eq!(words("a `b c` d ` e"), ["a", "`b c`", "d", "`", "e"]);
+    }
+
+    // covers: CFG-01
+    #[test]
+    fn an_editor_reads_a_finding_whole_and_a_person_reads_it_wrapped() {
+        let text = format!("a.toml:3:9: {}", "word ".repeat(30));
+        assert_eq!(for_reader(&text, false).lines().count(), 1);
+        let wrapped = for_reader(&text, true);
+        assert!(wrapped.starts_with("a.toml:3:9: "));
+        assert!(wrapped.lines().all(|line| line.chars().count() <= COLUMNS));
     }
 
     #[test]

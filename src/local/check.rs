@@ -1,35 +1,80 @@
 //! Owns: `holdfast check`.
-//! May call: config.
+//! May call: config, the interface's policy table and the command line's printer of it.
 //! Never: touch the journal, or a device.
 
 use super::run::BOARDS_DIR;
+use holdfast::api::policy::view_policy;
 use holdfast::cli::Global;
 use holdfast::cli::exit::Exit;
-use holdfast::config;
+use holdfast::cli::policy::show_policy;
+use holdfast::cli::text::{Out, tell};
+use holdfast::config::{self, GatewayConfig, Problem};
+use serde_json::{Value as Json, json};
 use std::path::Path;
 
 /// Validates everything, and prints the policy that results (CFG-02).
 pub(crate) fn check(global: &Global) -> Exit {
-    match config::load(&global.config, Path::new(BOARDS_DIR)) {
-        Ok(config) => {
-            for warning in &config.warnings {
-                eprintln!("warning: {warning}");
-            }
-            let machines = config.machines.len();
-            println!(
-                "{}: good; {machines} machine(s), board {}\n",
-                global.config.display(),
-                config.board.name
-            );
-            print!("{}", config::render_policy(&config.machines));
-            Exit::Done
-        }
-        Err(problems) => {
+    let loaded = config::load(&global.config, Path::new(BOARDS_DIR));
+    let exit = match loaded {
+        Ok(_) => Exit::Done,
+        Err(_) => Exit::Configuration,
+    };
+    let mut out = Out::stdout(global.json);
+    match (loaded, global.json) {
+        (Ok(config), true) => out.raw(&accepted(global, &config).to_string()),
+        (Ok(config), false) => show(global, &config, &mut out),
+        (Err(problems), true) => out.raw(&refused(&problems).to_string()),
+        (Err(problems), false) => {
             for problem in &problems {
-                eprintln!("{problem}");
+                tell(&problem.to_string());
             }
-            eprintln!("{} problem(s); nothing was changed", problems.len());
-            Exit::Configuration
+            tell(&format!("{} problem(s)", problems.len()));
         }
     }
+    // Whoever reads has enough of it, if this fails.
+    out.flush();
+    exit
+}
+
+fn show(global: &Global, config: &GatewayConfig, out: &mut Out) {
+    for warning in &config.warnings {
+        tell(&format!("warning: {warning}"));
+    }
+    out.line(&format!(
+        "{}: good; {} machine(s), board {}",
+        global.config.display(),
+        config.machines.len(),
+        config.board.name
+    ));
+    out.line("");
+    show_policy(&view_policy(&config.machines), out);
+}
+
+fn accepted(global: &Global, config: &GatewayConfig) -> Json {
+    let mut answer = json!({
+        "ok": true,
+        "file": global.config.display().to_string(),
+        "gateway": config.gateway,
+        "board": config.board.name,
+        "warnings": config.warnings,
+    });
+    answer["machines"] = view_policy(&config.machines)["machines"].take();
+    answer
+}
+
+fn refused(problems: &[Problem]) -> Json {
+    let problems: Vec<Json> = problems.iter().map(view_problem).collect();
+    json!({"ok": false, "problems": problems})
+}
+
+fn view_problem(problem: &Problem) -> Json {
+    json!({
+        "file": problem.file.display().to_string(),
+        "line": problem.line,
+        "column": problem.column,
+        "key": problem.key,
+        "found": problem.found,
+        "expected": problem.expected,
+        "mend": problem.mend,
+    })
 }

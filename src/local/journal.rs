@@ -4,6 +4,7 @@
 
 use super::run::BOARDS_DIR;
 use holdfast::cli::exit::Exit;
+use holdfast::cli::text::{command_lines, tell, tell_out};
 use holdfast::cli::{Global, JournalCommand};
 use holdfast::config;
 use holdfast::journal::{self, Options, Report, SalvageReport, ToolError};
@@ -37,7 +38,7 @@ pub(crate) fn journal(global: &Global, command: &JournalCommand) -> Exit {
         ),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("holdfast journal: {error}");
+        tell(&format!("holdfast journal: {error}"));
         match error {
             ToolError::None(_) | ToolError::NotDamaged | ToolError::Running(_) => Exit::Usage,
             _ => Exit::Recovery,
@@ -82,10 +83,10 @@ fn show(global: &Global, report: &Report) {
         println!("  LOST              commits {first} to {last}");
     }
     for finding in &report.findings {
-        println!("  {}: {}", finding.code, finding.text);
+        tell_out(&format!("  {}: {}", finding.code, finding.text));
     }
     if let Some(why) = &report.not_tried {
-        println!("  not tried: opening a copy of the store: {why}");
+        tell_out(&format!("  not tried: opening a copy of the store: {why}"));
     }
 }
 
@@ -116,7 +117,9 @@ fn salvage(
     let clock = match Clock::new(battery_clock, RELEASED_US) {
         Ok(clock) => clock,
         Err(error) => {
-            eprintln!("holdfast journal: the kernel's clocks cannot be read: {error}");
+            tell(&format!(
+                "holdfast journal: the kernel's clocks cannot be read: {error}"
+            ));
             return Ok(Exit::NotReachable);
         }
     };
@@ -135,19 +138,29 @@ fn salvage(
         open_timeout: Duration::from_millis(OPEN_MS_MAX),
     };
     if write && !yes {
-        tell(global, &journal::salvage(&options, reason, false)?);
+        show_salvage(
+            global,
+            dir,
+            true,
+            &journal::salvage(&options, reason, false)?,
+        );
         if !confirmed() {
             println!("Nothing was changed.");
             return Ok(Exit::Usage);
         }
     }
-    tell(global, &journal::salvage(&options, reason, write)?);
+    show_salvage(
+        global,
+        dir,
+        write,
+        &journal::salvage(&options, reason, write)?,
+    );
     Ok(Exit::Done)
 }
 
 fn confirmed() -> bool {
     if !std::io::stdin().is_terminal() {
-        eprintln!("holdfast journal: not a terminal; add --yes to go on");
+        tell("holdfast journal: not a terminal; add --yes to go on");
         return false;
     }
     print!("Begin a new journal from this? What is lost stays lost. [y/N] ");
@@ -156,13 +169,13 @@ fn confirmed() -> bool {
     std::io::stdin().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
-fn tell(global: &Global, report: &SalvageReport) {
+fn show_salvage(global: &Global, dir: &Path, asked: bool, report: &SalvageReport) {
     if global.json {
         println!("{}", serde_json::json!(report));
         return;
     }
     show(global, &report.report);
-    println!(
+    tell_out(&format!(
         "{} {} commit(s) and {} operation(s); {} commit(s) are lost.",
         if report.written {
             "Carried over:"
@@ -172,13 +185,20 @@ fn tell(global: &Global, report: &SalvageReport) {
         report.commits_kept,
         report.operations_kept,
         report.commits_lost
-    );
+    ));
     if report.written {
         for path in &report.kept_aside {
-            println!("The damaged files are kept in {path}.");
+            tell_out(&format!("The damaged files are kept in {path}."));
         }
         println!("Start the gateway: it begins a new epoch.");
-    } else {
-        println!("Nothing was changed. To go on: holdfast journal salvage DIR --write --reason …");
+    } else if report.report.ok {
+        println!("Nothing is damaged: there is nothing to salvage.");
+    } else if !asked {
+        println!("Nothing was changed. To go on:");
+        let command = format!(
+            "holdfast journal salvage {} --write --reason \"…\"",
+            dir.display()
+        );
+        println!("{}", command_lines(&command).join("\n"));
     }
 }

@@ -5,6 +5,7 @@
 use super::logging;
 use holdfast::cli::Global;
 use holdfast::cli::exit::Exit;
+use holdfast::cli::text::tell;
 use holdfast::service::{self, RunError};
 use log::LevelFilter;
 use std::path::Path;
@@ -52,7 +53,7 @@ pub(crate) fn sim(_global: &Global, file: &Path) -> Exit {
     match runtime.block_on(holdfast::simulator::run_file(file)) {
         Ok(()) => Exit::Done,
         Err(error) => {
-            eprintln!("holdfast sim: {error}");
+            tell(&error.to_string());
             Exit::Configuration
         }
     }

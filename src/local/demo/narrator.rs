@@ -102,12 +102,14 @@ impl Narrator {
     }
     /// What can be tried while it stays up.
     pub(super) fn invite(&mut self, place: &Place) {
-        let program = std::env::args().next().unwrap_or_else(|| "holdfast".into());
+        let (dir, program) = program();
         self.head("The gateway and the presses stay up until Ctrl-C. In another terminal:");
-        self.out.line(&format!(
-            "  export HOLDFAST_SOCKET={}",
-            place.socket().display()
-        ));
+        if let Some(dir) = dir {
+            self.out.command(&format!("PATH={}:$PATH", quoted(&dir)));
+        }
+        let socket = place.socket().display().to_string();
+        self.out
+            .command(&format!("export HOLDFAST_SOCKET={}", quoted(&socket)));
         for command in [
             "status",
             "op OP7",
@@ -118,13 +120,35 @@ impl Narrator {
             "read press-2",
             "report",
         ] {
-            self.out.line(&format!("  {program} {command}"));
+            self.out.command(&format!("{program} {command}"));
         }
         if place.is_temporary() {
             self.out
                 .line("The directory goes with it; --dir DIR keeps it.");
         }
         self.flush();
+    }
+}
+
+/// Where this program lies, and its name there.
+fn program() -> (Option<String>, String) {
+    let path = std::env::current_exe().unwrap_or_default();
+    match (path.parent(), path.file_name()) {
+        (Some(dir), Some(name)) => (
+            Some(dir.display().to_string()),
+            quoted(&name.to_string_lossy()),
+        ),
+        _ => (None, "holdfast".into()),
+    }
+}
+
+/// As a shell takes it.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "/._-+@:".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
     }
 }
 
