@@ -11,7 +11,6 @@ mod machine;
 mod point;
 mod problem;
 mod reader;
-mod render;
 
 pub use action::{WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
 pub use check::MANUAL_RETRY_MS;
@@ -23,7 +22,6 @@ pub use machine::{
 pub use point::NAME_CHARS_MAX;
 pub use problem::{FILE_BYTES_MAX, PROBLEMS_MAX, Problem};
 pub use reader::show_duration;
-pub use render::render_policy;
 
 use crate::board::BoardProfile;
 use crate::core::spec::MachineSpec;
