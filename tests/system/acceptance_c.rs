@@ -15,7 +15,7 @@ const FEW: usize = 3;
 /// A day, in milliseconds.
 const DAY_MS: i64 = 24 * 3600 * 1000;
 
-// covers: C1, POL-02, F138
+// covers: C1, POL-02
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn c1_back_too_late_one_reading_and_nothing_else() {
     let mut scene = Scene::new(MANY).await;
