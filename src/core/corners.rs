@@ -136,7 +136,7 @@ fn a_machine_that_leaves_the_files_and_comes_back_gives_out_no_request_id_twice(
     assert!(mailbox::id_after(second, first), "{second} after {first}");
 }
 
-// covers: VER-03, B11
+// covers: VER-03
 #[test]
 fn a_new_incarnation_of_the_journal_begins_its_request_ids_anew() {
     let mut stage = Stage::with(vec![spec()]);
