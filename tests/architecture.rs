@@ -14,12 +14,14 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     ("failpoint", &[]),
     ("journal", &["core", "sys", "failpoint"]),
     ("plc", &["core", "failpoint"]),
-    ("sink", &["core", "failpoint"]),
+    ("sink", &["core", "failpoint", "upstream"]),
     ("api", &["core"]),
     ("config", &["core", "board"]),
     ("board", &["core"]),
     ("simulator", &["core"]),
-    ("receiver", &["core"]),
+    ("receiver", &["core", "failpoint", "upstream"]),
+    // The books: their SQL and the way to them.
+    ("upstream", &["core", "failpoint"]),
     ("cli", &["api", "core"]),
     (
         "service",
@@ -33,7 +35,6 @@ const MAY_CALL: &[(&str, &[&str])] = &[
             "api",
             "config",
             "board",
-            "receiver",
         ],
     ),
     // The binary.
@@ -46,6 +47,8 @@ const MAY_CALL: &[(&str, &[&str])] = &[
             "config",
             "service",
             "simulator",
+            "receiver",
+            "upstream",
             "api",
             "cli",
         ],

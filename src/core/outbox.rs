@@ -58,6 +58,11 @@ pub enum Verdict {
         /// The sink asks to be left alone for so long (`Retry-After`), in milliseconds.
         after_ms: Option<u64>,
     },
+    /// Not until a person has mended something, such as a missing table or permission. Counted as a retry.
+    Stop {
+        /// What must be mended, in plain words.
+        reason: String,
+    },
 }
 
 impl Verdict {
@@ -363,23 +368,34 @@ impl Outbox {
             let sent_ns = batch.sent_ns;
             let mut finished = 0_usize;
             let mut failure: Option<(String, u64)> = None;
+            let mut stopped = None;
             for (position, event) in batch.events {
                 let verdict = named
                     .remove(&position)
                     .unwrap_or_else(|| Verdict::retry("the sink did not answer for this event"));
                 self.count(&verdict);
-                if let Verdict::Retry { reason, after_ms } = verdict {
-                    self.slots.insert(position, Slot::Waiting);
-                    let asked = failure.as_ref().map_or(0, |(_, ms)| *ms);
-                    failure = Some((reason, asked.max(after_ms.unwrap_or(0))));
-                } else {
-                    finished += 1;
-                    self.slots.insert(position, Slot::Finished);
-                    dead_letters.extend(dead_letter(&self.cursor.sink, event, verdict));
+                match verdict {
+                    Verdict::Retry { reason, after_ms } => {
+                        self.slots.insert(position, Slot::Waiting);
+                        let asked = failure.as_ref().map_or(0, |(_, ms)| *ms);
+                        failure = Some((reason, asked.max(after_ms.unwrap_or(0))));
+                    }
+                    Verdict::Stop { reason } => {
+                        self.slots.insert(position, Slot::Waiting);
+                        stopped = Some(reason);
+                    }
+                    verdict => {
+                        finished += 1;
+                        self.slots.insert(position, Slot::Finished);
+                        dead_letters.extend(dead_letter(&self.cursor.sink, event, verdict));
+                    }
                 }
             }
             self.advance();
             self.judge(now, sent_ns, finished, failure);
+            if let Some(reason) = stopped {
+                self.stop(now, &reason);
+            }
         }
         Progress {
             cursor: self.cursor(),
@@ -497,7 +513,7 @@ impl Outbox {
             Verdict::Duplicate => &mut self.cursor.duplicates,
             Verdict::Conflict { .. } => &mut self.cursor.conflicts,
             Verdict::Malformed { .. } => &mut self.cursor.malformed,
-            Verdict::Retry { .. } => &mut self.cursor.retries,
+            Verdict::Retry { .. } | Verdict::Stop { .. } => &mut self.cursor.retries,
         };
         *counter += 1;
     }
@@ -553,7 +569,9 @@ fn dead_letter(sink: &str, event: EventRecord, verdict: Verdict) -> Option<DeadL
     let (status, reason, kept) = match verdict {
         Verdict::Conflict { reason, kept } => ("conflict", reason, kept),
         Verdict::Malformed { reason } => ("malformed", reason, None),
-        Verdict::Accepted | Verdict::Duplicate | Verdict::Retry { .. } => return None,
+        Verdict::Accepted | Verdict::Duplicate | Verdict::Retry { .. } | Verdict::Stop { .. } => {
+            return None;
+        }
     };
     Some(DeadLetter {
         sink: sink.to_owned(),

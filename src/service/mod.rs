@@ -6,6 +6,7 @@ pub mod backend;
 pub mod clock;
 pub mod engine;
 pub mod machine_task;
+mod place;
 pub mod progress;
 pub mod sink_task;
 mod start;

@@ -68,7 +68,7 @@ pub enum SinkErrand {
 /// One sink's task.
 pub struct SinkTask {
     /// Sends.
-    pub sink: Box<dyn Sink>,
+    pub sink: Sink,
     /// What it shows.
     pub shared: Arc<SinkShared>,
     /// Reads the log.
@@ -180,7 +180,7 @@ impl SinkTask {
             return false;
         };
         failpoint!("sink.before-deliver");
-        let verdicts = self.deliver(&batch.events);
+        let verdicts = self.deliver(&batch.events).await;
         failpoint!("sink.after-deliver");
         let answers = batch.pair(verdicts);
         let now = self.clock.now();
@@ -199,9 +199,11 @@ impl SinkTask {
         !held_back
     }
 
-    /// A sink may block: the runtime is told so.
-    fn deliver(&mut self, batch: &[(Position, EventRecord)]) -> Vec<Verdict> {
-        tokio::task::block_in_place(|| self.sink.deliver(batch))
+    async fn deliver(&mut self, batch: &[(Position, EventRecord)]) -> Vec<Verdict> {
+        match self.sink.lanes.first_mut() {
+            Some(lane) => lane.deliver(batch).await,
+            None => Vec::new(),
+        }
     }
 
     async fn save_if_due(&mut self, unsaved: &mut Unsaved, now: bool) {
@@ -234,9 +236,8 @@ impl SinkTask {
     async fn errand(&mut self, outbox: &mut Outbox, errand: SinkErrand) {
         let SinkErrand::Resend(letter, reply) = errand;
         // A place that no event has: the letter's own is behind the watermark.
-        let verdict = self
-            .deliver(&[(Position::default(), letter.event.clone())])
-            .pop();
+        let alone = [(Position::default(), letter.event.clone())];
+        let verdict = self.deliver(&alone).await.pop();
         let verdict = verdict.unwrap_or_else(|| Verdict::retry("the sink did not answer"));
         let words = format!("{verdict:?}");
         let resent = outbox.resent(&letter, verdict);

@@ -9,16 +9,13 @@ use super::machine_task::{MachineTask, Shared};
 use super::progress::Progress;
 use super::sink_task::{SinkErrand, SinkShared, SinkTask};
 use crate::api;
-use crate::config::{self, GatewayConfig, Problem, SinkKind, Who};
+use crate::config::{self, GatewayConfig, Problem, Who};
 use crate::core::gateway::{Gateway, Restored, Settings};
 use crate::core::lifecycle::Actor;
-use crate::core::outbox::Verdict;
-use crate::core::record::{CursorRecord, EventRecord, Position, Record, StartRecord};
+use crate::core::record::{CursorRecord, Record, StartRecord};
 use crate::core::roles::{self, Roles};
 use crate::core::spec::MachineSpec;
 use crate::journal::{self, OpenError, Opened, Options, Recovered, Retention};
-use crate::sink::file::{FileSink, FileSinkConfig};
-use crate::sink::{AckLevel, Sink};
 use crate::sys;
 use sd_notify::NotifyState;
 use std::collections::HashMap;
@@ -194,16 +191,16 @@ fn build(
             ..CursorRecord::default()
         });
         let (errands, taken) = mpsc::channel::<SinkErrand>(SINK_ERRANDS_MAX);
-        let place = Lazy::new(&sink.kind);
+        let place = super::place::sink(&sink.kind);
         let shared = Arc::new(SinkShared::new(
             &sink.name,
-            place.kind(),
-            place.ack_level().name(),
+            place.kind,
+            place.ack_level.name(),
             cursor,
         ));
         shown.push((Arc::clone(&shared), errands));
         sinks.push(SinkTask {
-            sink: Box::new(place),
+            sink: place,
             shared,
             reader: reader.clone(),
             clock: clock.clone(),
@@ -637,56 +634,4 @@ fn fixed(old: &GatewayConfig, new: &GatewayConfig) -> Result<(), String> {
         "{} cannot change while running: restart the gateway for it",
         names.join(", ")
     ))
-}
-
-/// A sink whose place is opened when it is first needed, and again after a failure: a full or missing disk
-/// must not keep the gateway from its machines.
-struct Lazy {
-    config: FileSinkConfig,
-    open: Option<FileSink>,
-}
-
-impl Lazy {
-    fn new(kind: &SinkKind) -> Self {
-        let SinkKind::File {
-            path,
-            rotate_bytes,
-            files_max,
-        } = kind;
-        let keep = files_max.and_then(|files| usize::try_from(files).ok());
-        Self {
-            config: FileSinkConfig {
-                dir: path.clone(),
-                file_bytes_max: *rotate_bytes,
-                keep,
-            },
-            open: None,
-        }
-    }
-}
-
-impl Sink for Lazy {
-    fn kind(&self) -> &'static str {
-        "file"
-    }
-    fn ack_level(&self) -> AckLevel {
-        AckLevel::Local
-    }
-    fn deliver(&mut self, batch: &[(Position, EventRecord)]) -> Vec<Verdict> {
-        if self.open.is_none() {
-            match FileSink::open(self.config.clone()) {
-                Ok(sink) => self.open = Some(sink),
-                Err(error) => {
-                    return batch
-                        .iter()
-                        .map(|_| Verdict::retry(error.to_string()))
-                        .collect();
-                }
-            }
-        }
-        self.open
-            .as_mut()
-            .map(|sink| sink.deliver(batch))
-            .unwrap_or_default()
-    }
 }

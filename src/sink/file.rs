@@ -18,7 +18,7 @@
 //! the file anew and believes only what it reads there.
 
 use super::seen::{Line, Seen};
-use super::{AckLevel, Sink};
+use super::{AckLevel, Delivery, Lane, Sink};
 use crate::core::event::to_json;
 use crate::core::ids::EventKey;
 use crate::core::outbox::Verdict;
@@ -87,6 +87,41 @@ pub enum FileSinkError {
         /// The directory.
         dir: PathBuf,
     },
+}
+
+/// The sink of `config`. The directory is opened when it is first needed, and again after a failure: a full or
+/// missing disk must not keep the gateway from its machines.
+#[must_use]
+pub fn sink(config: FileSinkConfig) -> Sink {
+    Sink {
+        kind: "file",
+        ack_level: AckLevel::Local,
+        lanes: vec![Box::new(Lazy { config, open: None })],
+    }
+}
+
+struct Lazy {
+    config: FileSinkConfig,
+    open: Option<FileSink>,
+}
+
+impl Lazy {
+    fn deliver_blocking(&mut self, batch: &[(Position, EventRecord)]) -> Vec<Verdict> {
+        if self.open.is_none() {
+            match FileSink::open(self.config.clone()) {
+                Ok(sink) => self.open = Some(sink),
+                Err(error) => return vec![Verdict::retry(error.to_string()); batch.len()],
+            }
+        }
+        let open = self.open.as_mut();
+        open.map(|sink| sink.deliver(batch)).unwrap_or_default()
+    }
+}
+
+impl Lane for Lazy {
+    fn deliver<'a>(&'a mut self, batch: &'a [(Position, EventRecord)]) -> Delivery<'a> {
+        Box::pin(async move { tokio::task::block_in_place(|| self.deliver_blocking(batch)) })
+    }
 }
 
 /// A directory of JSON lines.
@@ -407,16 +442,9 @@ impl FileSink {
     }
 }
 
-impl Sink for FileSink {
-    fn kind(&self) -> &'static str {
-        "file"
-    }
-
-    fn ack_level(&self) -> AckLevel {
-        AckLevel::Local
-    }
-
-    fn deliver(&mut self, batch: &[(Position, EventRecord)]) -> Vec<Verdict> {
+impl FileSink {
+    /// Writes the lines of `batch` and makes them durable, or none of them; blocks meanwhile.
+    pub fn deliver(&mut self, batch: &[(Position, EventRecord)]) -> Vec<Verdict> {
         let sorted = match self.sort(batch) {
             Ok(sorted) => sorted,
             Err(error) => {
@@ -443,9 +471,7 @@ impl Sink for FileSink {
             .map(|verdict| verdict.unwrap_or_else(|| of_new.clone()))
             .collect()
     }
-}
 
-impl FileSink {
     fn cannot(&self, what: &str, error: &io::Error) -> Verdict {
         let dir = self.config.dir.display();
         Verdict::retry(match error.kind() {

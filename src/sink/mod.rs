@@ -5,6 +5,7 @@
 
 use crate::core::outbox::Verdict;
 use crate::core::record::{EventRecord, Position};
+use std::pin::Pin;
 
 pub mod file;
 mod seen;
@@ -32,17 +33,25 @@ impl AckLevel {
     }
 }
 
-/// One place upstream. It is called from a thread of its own, so it may block, and it holds no
-/// progress: the cursor is the journal's, and everything else must be recoverable from the place itself.
-pub trait Sink: Send {
+/// What became of a batch: one verdict an event, in the order of the batch; verdicts missing at the end count
+/// as `Retry`.
+pub type Delivery<'a> = Pin<Box<dyn Future<Output = Vec<Verdict>> + Send + 'a>>;
+
+/// One way to a place upstream, with a connection of its own if the place has connections; one batch is under
+/// way on it at a time. It holds no progress: the cursor is the journal's, and everything else must be
+/// recoverable from the place itself. It may block only inside `tokio::task::block_in_place`.
+pub trait Lane: Send {
+    /// Sends `batch`, and says of each event what became of it. A lane that relies on the order of a
+    /// source's events answers `Retry` for all that follow the first one it could not take.
+    fn deliver<'a>(&'a mut self, batch: &'a [(Position, EventRecord)]) -> Delivery<'a>;
+}
+
+/// A place upstream: all events of one source go by the same lane.
+pub struct Sink {
     /// Such as `file`.
-    fn kind(&self) -> &'static str;
-
-    /// See [`AckLevel`].
-    fn ack_level(&self) -> AckLevel;
-
-    /// Sends `batch`, and says of each event what became of it, in the order of the batch; verdicts
-    /// missing at the end count as `Retry`. A sink that relies on the order of a source's events answers
-    /// `Retry` for all that follow the first one it could not take.
-    fn deliver(&mut self, batch: &[(Position, EventRecord)]) -> Vec<Verdict>;
+    pub kind: &'static str,
+    /// What its acknowledgement means.
+    pub ack_level: AckLevel,
+    /// At least one.
+    pub lanes: Vec<Box<dyn Lane>>,
 }
