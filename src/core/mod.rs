@@ -36,3 +36,5 @@ mod corners;
 mod scenarios;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod source_tests;
