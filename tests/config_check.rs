@@ -1413,16 +1413,16 @@ fn a_source_that_cannot_be_taken_safely_is_refused_where_it_stands() {
         as_is,
         HANDSHAKE,
         class,
-        "numbers_from = 1\nnumbers_to = 1",
-        "1\n",
-        &["an integer from 2"],
+        "numbers_from = 77\nnumbers_to = 76",
+        "76",
+        &["an integer from 78"],
     );
     bad(
         as_is,
         RING,
         "words = 8",
-        "words = 1",
-        "1\n",
+        "words = 126",
+        "126",
         &["an integer from 2 to 125"],
     );
     bad(

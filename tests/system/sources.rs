@@ -1,5 +1,6 @@
 //! Events from the machine count once: counters, handshakes, rings; killed between device, journal and acknowledgement.
 
+use super::disk_full::SmallDisk;
 use super::harness::{PRESS, PRESS_SIM, Rig};
 use holdfast::simulator::data_word;
 use serde_json::{Value as Json, json};
@@ -325,7 +326,7 @@ async fn what_was_made_while_nobody_looked_is_told_as_such_and_what_is_lost_is_n
     assert_eq!(total(&events, "piece.good"), 82);
 }
 
-// covers: EVT-04, SEND-07
+// covers: EVT-04
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acknowledgement_that_is_lost_or_late_is_repeated_and_makes_no_second_event() {
     use holdfast::simulator::{Act, Fault, Matching};
@@ -378,4 +379,100 @@ async fn a_read_that_fails_makes_no_event_and_no_zero() {
         assert_eq!(event["quality"], "good", "{event}");
         assert!(event["body"]["to"].as_i64().unwrap() > 0, "{event}");
     }
+}
+
+/// The gateway has looked at the handshake some times more.
+async fn until_looked_again(rig: &mut Rig) {
+    let looks = |rig: &Rig| {
+        let flags =
+            |seen: &&holdfast::simulator::Seen| seen.function() == 1 && seen.start() == Some(20);
+        rig.device.requests().iter().filter(flags).count()
+    };
+    let before = looks(rig);
+    rig.until("it looks at the handshake again", async |rig| {
+        looks(rig) > before + 5
+    })
+    .await;
+}
+
+// covers: FWD-04, CAP-01
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_full_journal_items_stay_at_the_device_and_come_when_there_is_room() {
+    let disk = SmallDisk::new(48);
+    let mut rig = rig(30_000).await;
+    assert!(rig.stop().await.success());
+    let small = format!("{}/state", disk.path().display());
+    let own = format!("{}/state", rig.path().display());
+    let copied = std::process::Command::new("cp")
+        .args(["-a", &own, &small])
+        .status();
+    assert!(copied.unwrap().success());
+    rig.gateway_toml = rig.gateway_toml.replace(&own, &small) + "[journal]\nbudget = \"64MiB\"\n";
+    rig.start_up().await;
+    rig.device.present(0, 1);
+    until_acknowledged(&mut rig, 1).await;
+    disk.fill(1 << 20);
+    rig.until("it sees that there is no room", async |rig| {
+        rig.get("/v1/status").await.1["journal"]["state"] == "full"
+    })
+    .await;
+    rig.device.present(0, 2);
+    rig.device.make_pieces(0, 30);
+    rig.until("it says that events are not taken", async |rig| {
+        let (_, status) = rig.get("/v1/status").await;
+        let alarms = status["alarms"].as_array().unwrap();
+        alarms
+            .iter()
+            .filter(|alarm| alarm["code"] == "events_not_taken")
+            .count()
+            == 1
+    })
+    .await;
+    until_looked_again(&mut rig).await;
+    let items = rig.device.items(0);
+    assert_eq!(items.len(), 2, "the second waits behind the first");
+    assert!(!items[1].acknowledged && rig.device.coil(20) && !rig.device.coil(21));
+    assert_eq!(total(&rig.events().await, "piece.good"), 0);
+    rig.kill();
+    rig.start_up().await;
+    until_looked_again(&mut rig).await;
+    assert!(!rig.device.items(0)[1].acknowledged);
+    disk.make_room();
+    until_acknowledged(&mut rig, 3).await;
+    until_total(&mut rig, "piece.good", 30).await;
+    rig.until("the alarms are gone", async |rig| {
+        let (_, status) = rig.get("/v1/status").await;
+        status["alarms"].as_array().unwrap().is_empty()
+    })
+    .await;
+    let events = rig.events().await;
+    items_are_events(&rig, &events);
+    assert_eq!(total(&events, "piece.good"), 30);
+}
+
+// covers: F055, EVT-03
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_device_gives_no_events_and_gets_no_acknowledgement() {
+    let mut rig = rig(65_400).await;
+    rig.device.set_identity(1);
+    rig.until("it sees another device", async |rig| {
+        let (_, status) = rig.get("/v1/status").await;
+        let alarms = status["alarms"].as_array().unwrap();
+        alarms
+            .iter()
+            .any(|alarm| alarm["code"] == "identity_mismatch")
+    })
+    .await;
+    rig.device.present(0, 1);
+    rig.device.make_pieces(0, 9);
+    until_looked_again(&mut rig).await;
+    assert_eq!(rig.device.effects_of_coil(21), 0);
+    let events = rig.events().await;
+    assert_eq!(
+        of_type(&events, "unit.done").count() + of_type(&events, "piece.good").count(),
+        0
+    );
+    rig.device.set_identity(4711);
+    until_acknowledged(&mut rig, 1).await;
+    until_total(&mut rig, "piece.good", 9).await;
 }
