@@ -2,6 +2,7 @@
 
 use super::disk_full::SmallDisk;
 use super::harness::{PRESS, PRESS_SIM, Rig};
+use super::load::Random;
 use holdfast::simulator::data_word;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
@@ -64,7 +65,7 @@ async fn rig(start: u16) -> Rig {
     rig
 }
 
-fn of_type<'a>(events: &'a [Json], kind: &'a str) -> impl Iterator<Item = &'a Json> {
+fn of_type<'a>(events: &'a [Json], kind: &'a str) -> impl Iterator<Item = &'a Json> + Clone {
     events.iter().filter(move |event| event["type"] == kind)
 }
 
@@ -209,6 +210,9 @@ const KILL_POINTS: &[&str] = &[
     "source.durable",
     "source.durable:2",
     "engine.after-commit:3",
+    "sink.before-deliver",
+    "sink.after-deliver",
+    "sink.after-deliver:2",
     "source.before-ack",
     "source.before-ack:2",
     "source.after-ack",
@@ -474,4 +478,110 @@ async fn another_device_gives_no_events_and_gets_no_acknowledgement() {
     rig.device.set_identity(4711);
     until_acknowledged(&mut rig, 1).await;
     until_total(&mut rig, "piece.good", 9).await;
+}
+
+/// The same sources, with a machine that makes all the time.
+const BUSY_SIM: &str = r#"
+[[pieces]]
+at = "holding:600"
+start = 64000
+every = "10ms"
+by = 3
+[[handshake]]
+ready = "coil:20"
+ack = "coil:21"
+item = "holding:220"
+data = "holding:222"
+every = "25ms"
+[[ring]]
+head = "holding:400"
+base = "holding:402"
+entries = 8
+words = 4
+every = "15ms"
+"#;
+/// Kills of the busy machine's gateway.
+const BUSY_ROUNDS: u64 = 15;
+
+// covers: REL-01, EVT-02, EVT-03, EVT-04, SEND-07
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_at_random_while_the_machine_makes_everything_is_told_once_and_commands_go_on() {
+    let machine = format!(
+        "{PRESS}{}",
+        SOURCES.replace("max_step = 200", "max_step = 2000")
+    );
+    let mut rig = Rig::with(&machine, &format!("{PRESS_SIM}{BUSY_SIM}")).await;
+    let mut random = Random::new(41);
+    for round in 0..BUSY_ROUNDS {
+        rig.start_up().await;
+        let speed = rig.set_speed(&format!("R{round}"), 100 + round as u32);
+        let (_, done) = rig.submit_wait(&speed).await;
+        assert_eq!(done["state"], "completed", "{done}");
+        // The fault itself: a kill, and sometimes a lost connection before, at random moments.
+        if random.one_in(3) {
+            rig.device.close_connections();
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(random.below(250))).await;
+        rig.kill();
+    }
+    rig.start_up().await;
+    rig.device.stop_making();
+    rig.until("every item is acknowledged", async |rig| {
+        let made = rig.device.items(0);
+        made.iter().all(|item| item.acknowledged) && !rig.device.coil(20) && !rig.device.coil(21)
+    })
+    .await;
+    let entries = rig.device.entries(0).last().unwrap().number;
+    rig.until("the ring is caught up", async |rig| {
+        let events = rig.events().await;
+        let last = |kind: &str, key: &str| {
+            let numbers = of_type(&events, kind).map(|event| event["body"][key].as_u64().unwrap());
+            numbers.max().unwrap_or(0)
+        };
+        last("log.entry", "entry").max(last("source.overrun", "last")) == u64::from(entries)
+    })
+    .await;
+    // The first look found what was there before as its baseline, and only that.
+    let events = rig.events().await;
+    let found = of_type(&events, "source.baseline");
+    let baseline = |kind: &str| {
+        let mut found = found
+            .clone()
+            .filter(|event| event["body"]["event_type"] == kind);
+        let event = found
+            .next()
+            .unwrap_or_else(|| panic!("no baseline of {kind}"));
+        assert!(found.next().is_none(), "two baselines of {kind}");
+        event["body"]["found"].as_i64().unwrap()
+    };
+    let (counted, through) = (baseline("piece.good"), baseline("log.entry"));
+    let made =
+        i64::try_from(rig.device.pieces_made(0)).unwrap() - (counted - 64_000).rem_euclid(65_536);
+    until_total(&mut rig, "piece.good", made).await;
+    let events = rig.events().await;
+    assert_eq!(total(&events, "piece.good"), made);
+    assert_eq!(
+        of_type(&events, "source.reset").count() + of_type(&events, "source.gap").count(),
+        0
+    );
+    items_are_events(&rig, &events);
+    let mut told: Vec<i64> = of_type(&events, "log.entry")
+        .map(|event| event["body"]["entry"].as_i64().unwrap())
+        .collect();
+    for overrun in of_type(&events, "source.overrun") {
+        let (first, last) = (&overrun["body"]["first"], &overrun["body"]["last"]);
+        told.extend(first.as_i64().unwrap()..=last.as_i64().unwrap());
+    }
+    told.sort_unstable();
+    assert_eq!(told, (through + 1..=i64::from(entries)).collect::<Vec<_>>());
+    keys_are_whole(&events);
+    // Each command was written once, and never into another exchange.
+    assert_eq!(rig.speed_writes(), BUSY_ROUNDS as usize);
+    assert!(rig.stop().await.success());
+    items_are_events(&rig, &rig.sink_lines());
+    println!(
+        "{made} pieces, {} items, {entries} entries, {} kills",
+        rig.device.items(0).len(),
+        BUSY_ROUNDS
+    );
 }
