@@ -585,3 +585,25 @@ async fn killed_at_random_while_the_machine_makes_everything_is_told_once_and_co
         BUSY_ROUNDS
     );
 }
+
+// covers: EVT-03, EVT-04
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acknowledgement_that_the_network_held_back_takes_no_item_without_a_trace() {
+    use holdfast::simulator::{Act, Fault, Matching, Span};
+    let mut rig = rig(65_400).await;
+    let late = Act::LateApply(Span::ms(900));
+    let first = Fault::next(Matching::Functions(vec![5, 15]), late);
+    rig.device.push_fault(first.times(2));
+    rig.device.present(0, 60);
+    until_acknowledged(&mut rig, 60).await;
+    let events = rig.events().await;
+    let mut told: Vec<i64> = of_type(&events, "unit.done")
+        .map(|event| event["body"]["item"].as_i64().unwrap())
+        .collect();
+    for gap in of_type(&events, "source.gap") {
+        let (first, last) = (&gap["body"]["first"], &gap["body"]["last"]);
+        told.extend(first.as_i64().unwrap()..=last.as_i64().unwrap());
+    }
+    told.sort_unstable();
+    assert_eq!(told, (1..=60).collect::<Vec<_>>());
+}
