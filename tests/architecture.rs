@@ -42,6 +42,7 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     (
         "local",
         &[
+            "board",
             "core",
             "journal",
             "config",

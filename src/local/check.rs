@@ -62,7 +62,7 @@ fn accepted(global: &Global, config: &GatewayConfig) -> Json {
     answer
 }
 
-fn refused(problems: &[Problem]) -> Json {
+pub(super) fn refused(problems: &[Problem]) -> Json {
     let problems: Vec<Json> = problems.iter().map(view_problem).collect();
     json!({"ok": false, "problems": problems})
 }
