@@ -40,3 +40,4 @@ pub mod service;
 pub mod simulator;
 pub mod sink;
 pub mod sys;
+pub mod upstream;

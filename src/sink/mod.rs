@@ -8,6 +8,7 @@ use crate::core::record::{EventRecord, Position};
 use std::pin::Pin;
 
 pub mod file;
+pub mod mqtt;
 mod seen;
 
 /// What an acknowledgement of a sink means; shown wherever the sink is shown.
