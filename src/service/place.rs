@@ -7,11 +7,12 @@ use crate::config::{SinkKind, SinkSpec};
 use crate::core::outbox::Verdict;
 use crate::core::record::{EventRecord, Position};
 use crate::sink::file::FileSinkConfig;
-use crate::sink::{AckLevel, Delivery, Lane, Sink, file};
+use crate::sink::mqtt::{ACK_MS_DEFAULT, MqttSinkConfig};
+use crate::sink::{AckLevel, Delivery, Lane, Sink, file, mqtt};
 
 /// The sink that `spec` describes, of the gateway of that name.
 #[must_use]
-pub(super) fn sink(_gateway: &str, spec: &SinkSpec) -> Sink {
+pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
     match &spec.kind {
         SinkKind::File {
             path,
@@ -24,7 +25,25 @@ pub(super) fn sink(_gateway: &str, spec: &SinkSpec) -> Sink {
         }),
         SinkKind::Http { .. } => absent("http", AckLevel::Committed),
         SinkKind::Postgres { .. } => absent("postgres", AckLevel::Committed),
-        SinkKind::Mqtt { .. } => absent("mqtt", AckLevel::Broker),
+        SinkKind::Mqtt {
+            url,
+            topic,
+            ack_topic,
+            password_file,
+            ca_file,
+            client_id,
+        } => mqtt::sink(MqttSinkConfig {
+            url: url.clone(),
+            password_file: password_file.clone(),
+            ca_file: ca_file.clone(),
+            client_id: client_id
+                .clone()
+                .unwrap_or_else(|| format!("{gateway}-{}", spec.name)),
+            gateway: gateway.to_owned(),
+            topic: topic.clone(),
+            ack_topic: ack_topic.clone(),
+            ack_ms: ACK_MS_DEFAULT,
+        }),
     }
 }
 

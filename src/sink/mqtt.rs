@@ -29,6 +29,7 @@ use rumqttc::mqttbytes::QoS;
 use rumqttc::mqttbytes::v5::{Publish, PublishProperties};
 use rumqttc::{PublishNotice, PublishOptions, PublishResult};
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use waiting::Waiting;
@@ -48,16 +49,20 @@ const PACKET_ID_BYTES: usize = 2;
 /// What is configured of an `mqtt` sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MqttSinkConfig {
-    /// The broker.
-    pub broker: Broker,
+    /// `mqtt://[user@]host[:port]` or `mqtts://…`.
+    pub url: String,
+    /// The user's password.
+    pub password_file: Option<PathBuf>,
+    /// Authorities to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
     /// Its own at the broker; by convention the gateway's name, `-`, the sink's name.
     pub client_id: String,
     /// This gateway's name.
     pub gateway: String,
-    /// Where events go.
-    pub topic: TopicTemplate,
+    /// Where events go; a template.
+    pub topic: String,
     /// Where the receiver answers, one topic for this gateway; `None`: nobody does.
-    pub ack_topic: Option<TopicTemplate>,
+    pub ack_topic: Option<String>,
     /// Silence of the receiver after which a batch is given up, in milliseconds.
     pub ack_ms: u64,
 }
@@ -65,7 +70,15 @@ pub struct MqttSinkConfig {
 impl MqttSinkConfig {
     fn ack_topic(&self) -> Option<String> {
         let template = self.ack_topic.as_ref()?;
-        Some(template.fill(&self.gateway, "", ""))
+        Some(TopicTemplate::new(template).fill(&self.gateway, "", ""))
+    }
+
+    fn broker(&self) -> Broker {
+        Broker {
+            url: self.url.clone(),
+            password_file: self.password_file.clone(),
+            ca_file: self.ca_file.clone(),
+        }
     }
 }
 
@@ -77,6 +90,7 @@ pub fn sink(config: MqttSinkConfig) -> Sink {
         None => AckLevel::Broker,
     };
     let lane = MqttLane {
+        topic: TopicTemplate::new(&config.topic),
         config,
         link: None,
         takeovers: VecDeque::new(),
@@ -92,6 +106,7 @@ pub fn sink(config: MqttSinkConfig) -> Sink {
 
 struct MqttLane {
     config: MqttSinkConfig,
+    topic: TopicTemplate,
     link: Option<Link>,
     /// When connections were lost to another client of our name.
     takeovers: VecDeque<Instant>,
@@ -235,10 +250,9 @@ impl MqttLane {
     }
 
     fn message(&self, event: &EventRecord, answers: Option<&String>) -> Message {
-        let topic =
-            self.config
-                .topic
-                .fill(&self.config.gateway, &event.key.source, &event.event_type);
+        let topic = self
+            .topic
+            .fill(&self.config.gateway, &event.key.source, &event.event_type);
         let digest = sha256_text(&digest(event));
         let key = event.key.to_string();
         let properties = PublishProperties {
@@ -315,7 +329,7 @@ impl MqttLane {
             };
             log::warn!(
                 "mqtt: nobody is subscribed to {:?}: {lost}",
-                self.config.topic.text()
+                self.config.topic
             );
         }
         self.unheard = unheard;

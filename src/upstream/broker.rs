@@ -1,9 +1,10 @@
 //! Owns: how a broker is reached: its URL, its password, its certificate authority.
-//! May call: nothing of this program.
+//! May call: secret.
 //! Never: show a password; connect.
 
+use crate::secret;
 use rumqttc::{MqttOptions, TlsConfiguration, Transport};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Silence after which the broker is asked whether it is there, in seconds.
 pub const KEEP_ALIVE_S: u16 = 15;
@@ -11,15 +12,13 @@ pub const KEEP_ALIVE_S: u16 = 15;
 pub const CONNECT_S_MAX: u64 = 10;
 /// Largest packet that is taken from a broker, in bytes.
 pub const PACKET_BYTES_MAX: u32 = 2 * 1024 * 1024;
-/// Largest password file, in bytes.
-const PASSWORD_BYTES_MAX: u64 = 64 * 1024;
 
 /// Where a broker is, and who we are to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Broker {
     /// `mqtt://[user@]host[:1883]` or `mqtts://[user@]host[:8883]`.
     pub url: String,
-    /// Its first line is the password.
+    /// The user's password.
     pub password_file: Option<PathBuf>,
     /// The certificate authority in PEM; none: those of the system.
     pub ca_file: Option<PathBuf>,
@@ -108,7 +107,8 @@ impl Broker {
         options.set_network_options(network);
         match (&url.user, &self.password_file) {
             (Some(user), Some(file)) => {
-                options.set_credentials(user.clone(), password(file)?);
+                let password = secret::read(file).map_err(|error| error.to_string())?;
+                options.set_credentials(user.clone(), password.reveal().to_owned());
             }
             (Some(user), None) => {
                 options.set_username(user.clone());
@@ -141,27 +141,10 @@ impl Broker {
     }
 }
 
-/// The first line of a password file.
-fn password(file: &Path) -> Result<String, String> {
-    let failed = |what: String| format!("password_file {}: {what}", file.display());
-    let length = std::fs::metadata(file)
-        .map_err(|error| failed(error.to_string()))?
-        .len();
-    if length > PASSWORD_BYTES_MAX {
-        return Err(failed(format!("{length} bytes; expected one line")));
-    }
-    let text = std::fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
-    match text.lines().next() {
-        Some(line) if !line.is_empty() => Ok(line.to_owned()),
-        _ => Err(failed(
-            "is empty; expected the password in its first line".into(),
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn a_url_is_read_or_refused() {
@@ -189,8 +172,9 @@ mod tests {
         }
     }
 
+    // covers: CFG-04
     #[test]
-    fn a_password_is_one_line_of_a_file_that_there_is() {
+    fn a_password_stands_in_a_file_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("p");
         let broker = Broker {
@@ -198,10 +182,9 @@ mod tests {
             password_file: Some(file.clone()),
             ca_file: None,
         };
-        assert!(broker.options("c").unwrap_err().contains("password_file"));
-        std::fs::write(&file, "").unwrap();
-        assert!(broker.options("c").unwrap_err().contains("empty"));
+        assert!(broker.options("c").unwrap_err().contains("cannot be read"));
         std::fs::write(&file, "secret\n").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
         assert!(broker.options("c").is_ok());
         let nobody = Broker {
             url: "mqtt://h".into(),

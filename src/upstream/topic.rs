@@ -7,32 +7,36 @@ const TOPIC_BYTES_MAX: usize = 65_535;
 /// What may stand between braces.
 const PLACEHOLDERS: [&str; 3] = ["{gateway}", "{source}", "{type}"];
 
-/// Levels with placeholders, each of which takes one whole level.
+/// A topic with placeholders in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicTemplate(String);
 
 impl TopicTemplate {
-    /// Checks `text`.
+    /// Whatever `text` is; see [`TopicTemplate::check`].
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// Whether it is a template.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn new(text: &str) -> Result<Self, String> {
+    pub fn check(&self) -> Result<(), String> {
+        let text = &self.0;
         if text.is_empty() || text.len() > TOPIC_BYTES_MAX {
             return Err(format!("a topic has 1 to {TOPIC_BYTES_MAX} bytes"));
         }
         if text.contains(['+', '#', '\0']) || text.starts_with('$') {
-            return Err("a topic without wildcards (+, #), that does not begin with $".into());
+            return Err("a topic has no wildcards (+, #), and does not begin with $".into());
         }
-        let strange = text
-            .split('/')
-            .find(|level| level.contains(['{', '}']) && !PLACEHOLDERS.contains(level));
-        match strange {
-            Some(level) => Err(format!(
-                "{level:?} is no placeholder: {} each take one whole level",
-                PLACEHOLDERS.join(", ")
-            )),
-            None => Ok(Self(text.to_owned())),
+        let known = PLACEHOLDERS.iter().fold(text.clone(), |rest, placeholder| {
+            rest.replace(placeholder, "")
+        });
+        if known.contains(['{', '}']) {
+            return Err(format!("in braces only {}", PLACEHOLDERS.join(", ")));
         }
+        Ok(())
     }
 
     /// As it was written.
@@ -41,34 +45,30 @@ impl TopicTemplate {
         &self.0
     }
 
-    /// Whether a topic of this template tells the gateway.
+    /// Whether a topic of this template tells the gateway: `{gateway}` is one of its levels.
     #[must_use]
     pub fn names_gateway(&self) -> bool {
         self.0.split('/').any(|level| level == "{gateway}")
     }
 
-    /// Whether it is one topic for all events of a gateway.
-    #[must_use]
-    pub fn is_per_gateway(&self) -> bool {
-        self.0
-            .split('/')
-            .all(|level| level == "{gateway}" || !level.contains('{'))
-    }
-
-    /// The topic of one event.
+    /// The topic of one event. Levels are filled one by one, so that no name is taken for a placeholder.
     #[must_use]
     pub fn fill(&self, gateway: &str, source: &str, event_type: &str) -> String {
-        let levels: Vec<String> = self
-            .0
-            .split('/')
-            .map(|level| match level {
-                "{gateway}" => one_level(gateway),
-                "{source}" => one_level(source),
-                "{type}" => one_level(event_type),
-                fixed => fixed.to_owned(),
-            })
-            .collect();
-        levels.join("/")
+        let names = [gateway, source, event_type].map(one_level);
+        let mut filled = String::with_capacity(self.0.len() + 64);
+        let mut rest = self.0.as_str();
+        while let Some(at) = rest.find('{') {
+            filled.push_str(&rest[..at]);
+            rest = &rest[at..];
+            let found = PLACEHOLDERS
+                .iter()
+                .zip(&names)
+                .find(|(p, _)| rest.starts_with(**p));
+            let (placeholder, name) = found.map_or(("{", "{"), |(p, name)| (*p, name.as_str()));
+            filled.push_str(name);
+            rest = &rest[placeholder.len()..];
+        }
+        filled + rest
     }
 
     /// What a receiver subscribes to, to get all of them.
@@ -77,7 +77,7 @@ impl TopicTemplate {
         let levels: Vec<&str> = self
             .0
             .split('/')
-            .map(|level| if level.starts_with('{') { "+" } else { level })
+            .map(|level| if level.contains('{') { "+" } else { level })
             .collect();
         levels.join("/")
     }
@@ -91,8 +91,8 @@ impl TopicTemplate {
             let here = found.next()?;
             match level {
                 "{gateway}" if gateway.is_none_or(|name| name == here) => gateway = Some(here),
-                "{source}" | "{type}" => {}
-                fixed if fixed == here => {}
+                "{gateway}" => return None,
+                other if other.contains('{') || other == here => {}
                 _ => return None,
             }
         }
@@ -115,9 +115,10 @@ mod tests {
 
     #[test]
     fn a_filled_topic_is_matched_and_tells_its_gateway() {
-        let template = TopicTemplate::new("plant/{gateway}/{source}/{type}").unwrap();
+        let template = TopicTemplate::new("plant/{gateway}/{source}-x/{type}");
+        assert_eq!(template.check(), Ok(()));
         let topic = template.fill("gw-1", "press-1", "piece.good");
-        assert_eq!(topic, "plant/gw-1/press-1/piece.good");
+        assert_eq!(topic, "plant/gw-1/press-1-x/piece.good");
         assert_eq!(template.filter(), "plant/+/+/+");
         assert_eq!(template.gateway_of(&topic), Some("gw-1"));
         for other in [
@@ -129,14 +130,20 @@ mod tests {
         ] {
             assert_eq!(template.gateway_of(other), None, "{other}");
         }
-        assert!(!template.is_per_gateway());
+        let twice = TopicTemplate::new("{gateway}/a/{gateway}");
+        assert_eq!(twice.gateway_of("g/a/g"), Some("g"));
+        assert_eq!(twice.gateway_of("g/a/h"), None);
     }
 
     #[test]
     fn a_name_never_changes_the_shape_of_a_topic() {
-        let template = TopicTemplate::new("plant/{gateway}/events").unwrap();
-        assert!(template.is_per_gateway() && template.names_gateway());
-        assert_eq!(template.fill("a/b+#", "", ""), "plant/a_b__/events");
+        let template = TopicTemplate::new("plant/{gateway}/{source}");
+        assert!(template.names_gateway());
+        assert!(!TopicTemplate::new("plant/gw-{gateway}").names_gateway());
+        assert_eq!(
+            template.fill("a/b+#", "{gateway}", ""),
+            "plant/a_b__/{gateway}"
+        );
     }
 
     #[test]
@@ -147,10 +154,10 @@ mod tests {
             "a/#",
             "$SYS/x",
             "a/{gateways}/b",
-            "a/x{gateway}",
             "a/{/b",
+            "a}",
         ] {
-            assert!(TopicTemplate::new(text).is_err(), "{text}");
+            assert!(TopicTemplate::new(text).check().is_err(), "{text}");
         }
     }
 }

@@ -95,7 +95,7 @@ impl Link {
     /// Connects, and subscribes to the acknowledgements before anything can be published.
     pub(super) async fn open(config: &MqttSinkConfig) -> Result<Self, End> {
         let mut options = config
-            .broker
+            .broker()
             .options(&config.client_id)
             .map_err(End::Refused)?;
         options.set_clean_start(true);
@@ -115,7 +115,7 @@ impl Link {
             packet_bytes_max: None,
         };
         let deadline = Instant::now() + Duration::from_millis(OPEN_MS_MAX);
-        let connack = link.connected(&config.broker.url, deadline).await?;
+        let connack = link.connected(&config.url, deadline).await?;
         link.packet_bytes_max = connack
             .properties
             .and_then(|properties| properties.max_packet_size);
