@@ -19,6 +19,8 @@ mod field_time;
 mod harness;
 mod kill_rounds;
 mod load;
+mod mosquitto_server;
+mod mqtt_sink;
 mod outside;
 mod peers;
 mod scene_c;

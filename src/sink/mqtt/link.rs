@@ -150,7 +150,7 @@ impl Link {
             path: topic.to_owned(),
             qos: QoS::AtLeastOnce,
             nolocal: true,
-            preserve_retain: true,
+            preserve_retain: false,
             retain_forward_rule: RetainForwardRule::Never,
         };
         let asked = async {
@@ -258,8 +258,14 @@ fn end_of(error: &ConnectionError) -> End {
         }
         ConnectionError::MqttState(
             StateError::OutgoingPacketTooLarge { .. }
-            | StateError::Deserialization(WireError::InvalidReason(PUBACK_TOO_LARGE)),
+            | StateError::Deserialization(WireError::InvalidConnectReturnCode(PUBACK_TOO_LARGE)),
         ) => End::TooLarge("the broker does not take a packet of this size".into()),
+        // mosquitto 2.0 gives no reason when it closes a connection for another one of the same name.
+        ConnectionError::MqttState(StateError::ConnectionAborted) => End::Lost(
+            "connection to the broker: it closed the connection without a reason; it may have ended, or another \
+             client has this sink's client identifier"
+                .into(),
+        ),
         other => End::Lost(format!("connection to the broker: {other}")),
     }
 }
