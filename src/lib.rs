@@ -16,6 +16,7 @@
 //! | [`cli`] | the command line, which talks to the interface only |
 //! | [`config`], [`board`] | files, checked with positions; computers |
 //! | [`simulator`] | a simulated PLC with faults and a ledger of effects; shares no code with [`plc`] |
+//! | [`secret`] | passwords and tokens as files |
 //! | [`service`] | tasks, clocks, signals: the only room that sees all others |
 //! | [`sys`] | all `unsafe` code |
 //!
@@ -37,6 +38,7 @@ pub mod config;
 pub mod core;
 pub mod journal;
 pub mod plc;
+pub mod secret;
 pub mod service;
 pub mod simulator;
 pub mod sink;

@@ -3,14 +3,16 @@
 //! Never: connect: a place is reached when the first batch is due, so that none can keep the gateway from its
 //! machines.
 
-use crate::config::SinkKind;
+use crate::config::{SinkKind, SinkSpec};
+use crate::core::outbox::Verdict;
+use crate::core::record::{EventRecord, Position};
 use crate::sink::file::FileSinkConfig;
-use crate::sink::{Sink, file};
+use crate::sink::{AckLevel, Delivery, Lane, Sink, file};
 
-/// The sink that `kind` describes.
+/// The sink that `spec` describes, of the gateway of that name.
 #[must_use]
-pub(super) fn sink(kind: &SinkKind) -> Sink {
-    match kind {
+pub(super) fn sink(_gateway: &str, spec: &SinkSpec) -> Sink {
+    match &spec.kind {
         SinkKind::File {
             path,
             rotate_bytes,
@@ -20,5 +22,26 @@ pub(super) fn sink(kind: &SinkKind) -> Sink {
             file_bytes_max: *rotate_bytes,
             keep: files_max.and_then(|files| usize::try_from(files).ok()),
         }),
+        SinkKind::Http { .. } => absent("http", AckLevel::Committed),
+        SinkKind::Postgres { .. } => absent("postgres", AckLevel::Committed),
+        SinkKind::Mqtt { .. } => absent("mqtt", AckLevel::Broker),
+    }
+}
+
+fn absent(kind: &'static str, ack_level: AckLevel) -> Sink {
+    Sink {
+        kind,
+        ack_level,
+        lanes: vec![Box::new(Absent(kind))],
+    }
+}
+
+/// Stands in for a kind of sink that this program does not have: nothing is sent, and nothing is lost.
+struct Absent(&'static str);
+
+impl Lane for Absent {
+    fn deliver<'a>(&'a mut self, batch: &'a [(Position, EventRecord)]) -> Delivery<'a> {
+        let reason = format!("this program has no {} sink: use one that has", self.0);
+        Box::pin(async move { vec![Verdict::Stop { reason }; batch.len()] })
     }
 }

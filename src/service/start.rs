@@ -191,7 +191,7 @@ fn build(
             ..CursorRecord::default()
         });
         let (errands, taken) = mpsc::channel::<SinkErrand>(SINK_ERRANDS_MAX);
-        let place = super::place::sink(&sink.kind);
+        let place = super::place::sink(&config.gateway, sink);
         let shared = Arc::new(SinkShared::new(
             &sink.name,
             place.kind,
