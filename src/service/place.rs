@@ -7,11 +7,12 @@ use crate::config::{SinkKind, SinkSpec};
 use crate::core::outbox::Verdict;
 use crate::core::record::{EventRecord, Position};
 use crate::sink::file::FileSinkConfig;
-use crate::sink::{AckLevel, Delivery, Lane, Sink, file};
+use crate::sink::postgres::PostgresSinkConfig;
+use crate::sink::{AckLevel, Delivery, Lane, Sink, file, postgres};
 
 /// The sink that `spec` describes, of the gateway of that name.
 #[must_use]
-pub(super) fn sink(_gateway: &str, spec: &SinkSpec) -> Sink {
+pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
     match &spec.kind {
         SinkKind::File {
             path,
@@ -23,7 +24,18 @@ pub(super) fn sink(_gateway: &str, spec: &SinkSpec) -> Sink {
             keep: files_max.and_then(|files| usize::try_from(files).ok()),
         }),
         SinkKind::Http { .. } => absent("http", AckLevel::Committed),
-        SinkKind::Postgres { .. } => absent("postgres", AckLevel::Committed),
+        SinkKind::Postgres {
+            url,
+            password_file,
+            ca_file,
+            lanes,
+        } => postgres::sink(PostgresSinkConfig {
+            gateway: gateway.to_owned(),
+            url: url.clone(),
+            password_file: password_file.clone(),
+            ca_file: ca_file.clone(),
+            lanes: *lanes,
+        }),
         SinkKind::Mqtt { .. } => absent("mqtt", AckLevel::Broker),
     }
 }

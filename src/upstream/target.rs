@@ -4,7 +4,7 @@
 //!
 //! # sslmode
 //! `require`, `verify-ca` and `verify-full` all mean `verify-full`: the certificate is signed by a CA in `ca_pem`
-//! and names the host. `disable` means none. Without `sslmode`: `verify-full`, but none to a host that is this
+//! (else by one that the system trusts) and names the host. `disable` means none. Without `sslmode`: `verify-full`, but none to a host that is this
 //! computer (`localhost`, 127.0.0.0/8, ::1, a Unix socket) unless a CA is given. `prefer` and `allow` are
 //! refused: they are no TLS whenever somebody in between wishes so.
 
@@ -26,6 +26,13 @@ const KEEPALIVE_S: u64 = 30;
 /// Longest time that sent bytes may stay unacknowledged, in milliseconds.
 const UNACKNOWLEDGED_MS_MAX: u64 = 30_000;
 
+/// Where distributions keep the certificates that the system trusts.
+const SYSTEM_CAS: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+];
+
 /// Where the books are.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Target {
@@ -33,7 +40,7 @@ pub struct Target {
     pub url: String,
     /// The user's password.
     pub password: Option<String>,
-    /// Certificates of the CAs that are trusted for this, as PEM.
+    /// Certificates of the CAs that are trusted for this instead of the system's, as PEM.
     pub ca_pem: Option<Vec<u8>>,
 }
 
@@ -109,17 +116,22 @@ impl Target {
     }
 
     fn tls(&self) -> Result<Arc<ClientConfig>, UpstreamError> {
-        let Some(pem) = &self.ca_pem else {
-            return Err(UpstreamError::Mend(
-                "TLS without ca_file: expected the certificate of the CA that signed the server's; \
-                 or sslmode=disable in url"
-                    .into(),
-            ));
+        let system;
+        let pem = match &self.ca_pem {
+            Some(pem) => pem,
+            None => {
+                system = system_cas()?;
+                &system
+            }
         };
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(pem) {
             let certificate = certificate.map_err(|error| bad_ca(&error))?;
-            roots.add(certificate).map_err(|error| bad_ca(&error))?;
+            let added = roots.add(certificate);
+            // The system's are many, and one that is not understood here is no reason to do without the others.
+            if self.ca_pem.is_some() {
+                added.map_err(|error| bad_ca(&error))?;
+            }
         }
         if roots.is_empty() {
             return Err(bad_ca(&"no certificate in it"));
@@ -132,6 +144,18 @@ impl Target {
                 .with_no_client_auth();
         Ok(Arc::new(config))
     }
+}
+
+/// The certificates that the system trusts.
+fn system_cas() -> Result<Vec<u8>, UpstreamError> {
+    let found = SYSTEM_CAS.iter().find_map(|path| std::fs::read(path).ok());
+    found.ok_or_else(|| {
+        UpstreamError::Mend(format!(
+            "TLS without ca_file, and none of {} is there; name the CA that signed the server's \
+             certificate: ca_file",
+            SYSTEM_CAS.join(", ")
+        ))
+    })
 }
 
 fn bad_ca(error: &dyn std::fmt::Display) -> UpstreamError {
@@ -226,8 +250,8 @@ mod tests {
             "postgres://w@127.0.0.1,db.example/books",
             "postgres://w@127.0.0.1/books?sslmode=verify-full",
         ] {
-            let refused = tls(url, None).unwrap_err();
-            assert!(refused.contains("ca_file"), "{url}: {refused}");
+            // Where the system has no CAs it is an error, and never a connection in clear.
+            assert_ne!(tls(url, None), Ok(false), "{url}");
         }
     }
 
