@@ -8,7 +8,8 @@ use crate::core::outbox::Verdict;
 use crate::core::record::{EventRecord, Position};
 use crate::sink::file::FileSinkConfig;
 use crate::sink::mqtt::{ACK_MS_DEFAULT, MqttSinkConfig};
-use crate::sink::{AckLevel, Delivery, Lane, Sink, file, mqtt};
+use crate::sink::postgres::PostgresSinkConfig;
+use crate::sink::{AckLevel, Delivery, Lane, Sink, file, mqtt, postgres};
 
 /// The sink that `spec` describes, of the gateway of that name.
 #[must_use]
@@ -24,7 +25,6 @@ pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
             keep: files_max.and_then(|files| usize::try_from(files).ok()),
         }),
         SinkKind::Http { .. } => absent("http", AckLevel::Committed),
-        SinkKind::Postgres { .. } => absent("postgres", AckLevel::Committed),
         SinkKind::Mqtt {
             url,
             topic,
@@ -43,6 +43,18 @@ pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
             topic: topic.clone(),
             ack_topic: ack_topic.clone(),
             ack_ms: ACK_MS_DEFAULT,
+        }),
+        SinkKind::Postgres {
+            url,
+            password_file,
+            ca_file,
+            lanes,
+        } => postgres::sink(PostgresSinkConfig {
+            gateway: gateway.to_owned(),
+            url: url.clone(),
+            password_file: password_file.clone(),
+            ca_file: ca_file.clone(),
+            lanes: *lanes,
         }),
     }
 }
