@@ -27,6 +27,7 @@ mod turn;
 pub mod units;
 mod upkeep;
 pub mod values;
+pub mod wire;
 
 #[cfg(test)]
 mod corners;
