@@ -6,6 +6,7 @@ mod action;
 mod board_file;
 mod check;
 mod command;
+mod event;
 mod gateway;
 mod machine;
 mod point;
@@ -17,6 +18,7 @@ mod url;
 pub use action::{WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
 pub use check::MANUAL_RETRY_MS;
 pub use command::MAX_QUEUED_MAX;
+pub use event::{DATA_POINTS_MAX, RING_ENTRIES_MAX};
 pub use gateway::{JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, MACHINES_MAX};
 pub use machine::{
     ENTRIES_MAX, LINK_MS_MAX, POLL_MS_MIN, READ_REGISTERS_MAX, RECONNECT_MS_MAX_DEFAULT,

@@ -127,6 +127,7 @@ pub(super) fn press(name: &str) -> MachineSpec {
                 at: holding(100, DataType::U16),
                 unit: None,
                 deadband: 2.0,
+                no_value: Vec::new(),
                 poll_ms: 500,
             },
         }],
@@ -889,7 +890,9 @@ fn a_watched_value_makes_an_event_when_it_moves_more_than_the_deadband() {
             event_type: "speed.changed".into(),
             value: Some(Value::Int(value)),
             quality: Quality::Good,
+            reason: None,
             at: stage.now,
+            since: None,
         });
         stage.events.len() - before
     };

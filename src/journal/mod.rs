@@ -17,7 +17,7 @@ mod upkeep;
 mod writer;
 
 use crate::core::ids::{CommitNo, Epoch, OperationId};
-use crate::core::record::{CursorRecord, MachineRecord, Operation};
+use crate::core::record::{CursorRecord, MachineRecord, Operation, SourceRecord};
 use crate::core::time::Now;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -74,6 +74,8 @@ pub struct Recovered {
     pub machines: Vec<MachineRecord>,
     /// Sinks' progress.
     pub cursors: Vec<CursorRecord>,
+    /// How far the sources at the machines were taken.
+    pub sources: Vec<SourceRecord>,
     /// Dead letters that wait, by sink.
     pub dead_letters: Vec<(String, u64)>,
     /// The latest wall time in the log, microseconds since 1970.

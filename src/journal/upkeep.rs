@@ -146,6 +146,10 @@ impl Journal {
                     .machines
                     .get(name)
                     .map(|m| store::framed(Kind::Machine, no, 0, m)),
+                Some(("source", _)) => dirty
+                    .sources
+                    .get(key)
+                    .map(|s| store::framed(Kind::Source, no, 0, s)),
                 Some((_, name)) => dirty
                     .cursors
                     .get(name)

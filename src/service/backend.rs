@@ -464,6 +464,14 @@ fn mend(code: &str) -> (&'static str, &'static str) {
             "critical",
             "free disk space, or see holdfast sinks for what is not taken",
         ),
+        "events_not_taken" => (
+            "critical",
+            "make room in the journal: see holdfast sinks for what is not taken",
+        ),
+        "source_unclear" => (
+            "warning",
+            "compare the device's numbers with this [[event]] in the machine's file",
+        ),
         "identity_mismatch" => (
             "critical",
             "check which device answers at this address, or correct [gate] identity in the machine's file",

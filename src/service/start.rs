@@ -150,6 +150,7 @@ fn build(
         next_commit: recovered.next_commit,
         operations: recovered.open_operations.clone(),
         machines: recovered.machines.clone(),
+        sources: recovered.sources.clone(),
         highest_wall_us: recovered.highest_wall_us,
         unproven_before_us: recovered.unproven_before_us,
         new_incarnation: recovered.note.is_some(),
