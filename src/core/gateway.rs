@@ -354,6 +354,7 @@ pub struct Gateway {
     pub(super) capacity_full: Option<String>,
     pub(super) events_left_out: u64,
     pub(super) highest_wall_us: i64,
+    pub(super) start: StartFacts,
     unproven_before_us: i64,
     pub(super) next_drain_ns: u64,
     pub(super) jitter: Jitter,
@@ -382,8 +383,24 @@ pub struct Restored {
     pub unproven_before_us: i64,
     /// The journal is created, salvaged or a copy: what was given out after it was written is not in it.
     pub new_incarnation: bool,
+    /// The epoch of the start before; 0: there was none, or it is not known.
+    pub previous_epoch: Epoch,
+    /// Why this epoch began, if not by an ordinary start.
+    pub note: Option<String>,
+    /// Whether the stop before was clean.
+    pub clean: bool,
+    /// The journal is another computer's, and nobody has said that this one takes its place.
+    pub foreign: Option<String>,
     /// Damage was found (REC-03).
     pub recovery: bool,
+}
+
+/// What is told about this start.
+pub(super) struct StartFacts {
+    pub(super) previous_epoch: Epoch,
+    pub(super) note: Option<String>,
+    pub(super) clean: bool,
+    pub(super) foreign: Option<String>,
 }
 
 impl Gateway {
@@ -444,6 +461,12 @@ impl Gateway {
             capacity_full: None,
             events_left_out: 0,
             highest_wall_us: restored.highest_wall_us,
+            start: StartFacts {
+                previous_epoch: restored.previous_epoch,
+                note: restored.note,
+                clean: restored.clean,
+                foreign: restored.foreign,
+            },
             unproven_before_us: restored.unproven_before_us,
             next_drain_ns: 0,
             jitter: Jitter::new(seed),
@@ -608,9 +631,9 @@ impl Gateway {
     pub(super) fn unproven_before_us(&self) -> i64 {
         self.unproven_before_us
     }
-    /// The journal has forgotten ids of requests issued up to then.
+    /// The journal may have forgotten ids of requests issued up to then.
     pub fn forgot_until(&mut self, issued_us: i64) {
-        self.unproven_before_us = self.unproven_before_us.max(issued_us);
+        self.unproven_before_us = issued_us;
     }
     /// Damage was found, so nothing is decided or written (REC-03).
     #[must_use]
@@ -675,6 +698,8 @@ impl Gateway {
             self.emit(turn, &source, "clock.stepped", body);
         }
         if turn.now.wall_trusted {
+            // A mark ahead of a trusted clock was made by a wrong one, and would refuse everything until it comes true.
+            self.unproven_before_us = self.unproven_before_us.min(turn.now.wall_us);
             self.highest_wall_us = self.highest_wall_us.max(turn.now.wall_us);
         }
     }
@@ -941,6 +966,11 @@ pub enum Refusal {
         "the gateway is in recovery mode after damage to its journal: reads are answered, nothing is sent"
     )]
     RecoveryMode,
+    /// Operator: a cloned or moved journal.
+    #[error(
+        "{0}, and both may run: nothing is sent from here until somebody says that this one takes the other's place (holdfast journal adopt)"
+    )]
+    ForeignJournal(String),
     /// Operator (CAP-01).
     #[error("no room: {0}")]
     CapacityFull(String),

@@ -86,7 +86,9 @@ fn recovered(evidence: &Evidence, findings: &[Finding]) -> Recovered {
         highest_wall_us: evidence.highest_wall_us,
         clean: false,
         unproven_before_us: evidence.meta.unproven_before_us,
+        previous_epoch: Epoch(evidence.last_epoch),
         note: None,
+        foreign: None,
         findings: findings.to_vec(),
     }
 }
@@ -154,6 +156,11 @@ pub enum ToolError {
     /// Operator: nothing is wrong, so nothing needs leaving.
     #[error("nothing to salvage: the journal is whole and opens; start the gateway")]
     NotDamaged,
+    /// Operator: the journal does not come from another computer, or was adopted already.
+    #[error(
+        "nothing to adopt: the journal waits for nobody; one from another computer does once the gateway was started on it"
+    )]
+    NotForeign,
     /// Operator: the disk.
     #[error("{0}")]
     Io(String),
@@ -288,6 +295,20 @@ pub fn export(dir: &Path, out: &mut impl Write) -> Result<Report, ToolError> {
     }
     line("report", json(serde_json::to_value(&report))?)?;
     Ok(report)
+}
+
+/// Says that this computer takes the place of the one that wrote the journal in `dir`; taken over, with
+/// the reason, at the next start.
+///
+/// # Errors
+/// [`ToolError`]; a journal that waits for nobody is left as it is.
+pub fn adopt(dir: &Path, reason: &str) -> Result<(), ToolError> {
+    let _lock = stopped(dir)?;
+    if !dir.join(files::FOREIGN).exists() {
+        return Err(ToolError::NotForeign);
+    }
+    files::write_whole(&dir.join(files::ADOPTED), reason.as_bytes())?;
+    Ok(())
 }
 
 /// What [`salvage`] did, or would do.

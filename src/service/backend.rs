@@ -460,6 +460,14 @@ fn mend(code: &str) -> (&'static str, &'static str) {
             "critical",
             "stop the gateway, then holdfast journal check DIR and holdfast journal salvage DIR",
         ),
+        "foreign_journal" => (
+            "critical",
+            "make sure that the other computer is off, stop this gateway, then holdfast journal adopt DIR --reason …",
+        ),
+        "telemetry_dropped" => (
+            "warning",
+            "see holdfast sinks for what is not taken; which keys were dropped is told when there is room",
+        ),
         "journal_full" => (
             "critical",
             "free disk space, or see holdfast sinks for what is not taken",
