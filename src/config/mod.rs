@@ -158,6 +158,28 @@ pub fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem
     gateway::load(path, boards_dir)
 }
 
+/// One board profile, from `boards_dir` or compiled in; `None` if nobody knows the name.
+///
+/// # Errors
+/// Everything that was found wrong in its file.
+pub fn board(name: &str, boards_dir: &Path) -> Result<Option<BoardProfile>, Vec<Problem>> {
+    board_file::load(name, None, boards_dir)
+}
+
+/// The names of all board profiles, in order.
+#[must_use]
+pub fn board_names(boards_dir: &Path) -> Vec<String> {
+    board_file::names(boards_dir)
+}
+
+/// The name of the board profile that a gateway file is for, whatever else is wrong with it.
+///
+/// # Errors
+/// It cannot be read, or its `board` is no name.
+pub fn board_in_use(path: &Path) -> Result<String, Vec<Problem>> {
+    gateway::board_in_use(path)
+}
+
 /// Parses a file; its syntax errors, duplicate keys among them, if it has any.
 fn parse(doc: &Doc) -> Result<DeTable<'_>, Vec<Problem>> {
     let (table, errors) = DeTable::parse_recoverable(&doc.text);
