@@ -15,11 +15,13 @@ pub mod jitter;
 pub mod lifecycle;
 pub mod machine;
 pub mod mailbox;
+pub mod numbering;
 pub mod outbox;
 mod outcome;
 pub mod policy;
 pub mod record;
 pub mod roles;
+mod source;
 pub mod spec;
 mod submit;
 pub mod time;
@@ -27,6 +29,7 @@ mod turn;
 pub mod units;
 mod upkeep;
 pub mod values;
+pub mod wire;
 
 #[cfg(test)]
 mod corners;

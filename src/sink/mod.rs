@@ -8,6 +8,8 @@ use crate::core::record::{EventRecord, Position};
 use std::pin::Pin;
 
 pub mod file;
+pub mod mqtt;
+pub mod postgres;
 mod seen;
 
 /// What an acknowledgement of a sink means; shown wherever the sink is shown.
