@@ -26,4 +26,5 @@ mod outside;
 mod peers;
 mod scene_c;
 mod smoke;
+mod sources;
 mod systemd_notify;
