@@ -7,11 +7,12 @@ use crate::config::{SinkKind, SinkSpec};
 use crate::core::outbox::Verdict;
 use crate::core::record::{EventRecord, Position};
 use crate::sink::file::FileSinkConfig;
-use crate::sink::{AckLevel, Delivery, Lane, Sink, file};
+use crate::sink::http::HttpSinkConfig;
+use crate::sink::{AckLevel, Delivery, Lane, Sink, file, http};
 
 /// The sink that `spec` describes, of the gateway of that name.
 #[must_use]
-pub(super) fn sink(_gateway: &str, spec: &SinkSpec) -> Sink {
+pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
     match &spec.kind {
         SinkKind::File {
             path,
@@ -22,7 +23,15 @@ pub(super) fn sink(_gateway: &str, spec: &SinkSpec) -> Sink {
             file_bytes_max: *rotate_bytes,
             keep: files_max.and_then(|files| usize::try_from(files).ok()),
         }),
-        SinkKind::Http { .. } => absent("http", AckLevel::Committed),
+        SinkKind::Http {
+            url,
+            token_file,
+            ca_file,
+        } => http::sink(HttpSinkConfig {
+            token_file: token_file.clone(),
+            ca_file: ca_file.clone(),
+            ..HttpSinkConfig::new(gateway, url)
+        }),
         SinkKind::Postgres { .. } => absent("postgres", AckLevel::Committed),
         SinkKind::Mqtt { .. } => absent("mqtt", AckLevel::Broker),
     }

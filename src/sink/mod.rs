@@ -8,7 +8,9 @@ use crate::core::record::{EventRecord, Position};
 use std::pin::Pin;
 
 pub mod file;
+pub mod http;
 mod seen;
+mod tls;
 
 /// What an acknowledgement of a sink means; shown wherever the sink is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
