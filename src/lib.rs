@@ -11,6 +11,7 @@
 //! | [`journal`] | the durable log over sled, verified at every open; recovery mode; check, export, salvage |
 //! | [`plc`] | the link to a device: metered transport, matching, outcomes of exchanges, poll plan |
 //! | [`sink`] | places upstream that events go to |
+//! | [`upstream`] | the books in PostgreSQL: schema, the call that enters events, the connection |
 //! | [`api`] | the local HTTP/JSON interface, behind one trait |
 //! | [`cli`] | the command line, which talks to the interface only |
 //! | [`config`], [`board`] | files, checked with positions; computers |
@@ -42,3 +43,4 @@ pub mod service;
 pub mod simulator;
 pub mod sink;
 pub mod sys;
+pub mod upstream;

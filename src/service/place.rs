@@ -8,7 +8,8 @@ use crate::core::outbox::Verdict;
 use crate::core::record::{EventRecord, Position};
 use crate::sink::file::FileSinkConfig;
 use crate::sink::http::HttpSinkConfig;
-use crate::sink::{AckLevel, Delivery, Lane, Sink, file, http};
+use crate::sink::postgres::PostgresSinkConfig;
+use crate::sink::{AckLevel, Delivery, Lane, Sink, file, http, postgres};
 
 /// The sink that `spec` describes, of the gateway of that name.
 #[must_use]
@@ -32,7 +33,18 @@ pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
             ca_file: ca_file.clone(),
             ..HttpSinkConfig::new(gateway, url)
         }),
-        SinkKind::Postgres { .. } => absent("postgres", AckLevel::Committed),
+        SinkKind::Postgres {
+            url,
+            password_file,
+            ca_file,
+            lanes,
+        } => postgres::sink(PostgresSinkConfig {
+            gateway: gateway.to_owned(),
+            url: url.clone(),
+            password_file: password_file.clone(),
+            ca_file: ca_file.clone(),
+            lanes: *lanes,
+        }),
         SinkKind::Mqtt { .. } => absent("mqtt", AckLevel::Broker),
     }
 }
