@@ -11,6 +11,7 @@ mod machine;
 mod point;
 mod problem;
 mod reader;
+mod receiver;
 mod sink;
 mod url;
 
@@ -24,7 +25,8 @@ pub use machine::{
 pub use point::NAME_CHARS_MAX;
 pub use problem::{FILE_BYTES_MAX, PROBLEMS_MAX, Problem};
 pub use reader::show_duration;
-pub use sink::{CLIENT_ID_BYTES_MAX, LANES_MAX, TOPIC_BYTES_MAX};
+pub use receiver::{BOOKS_MAX, GATEWAYS_MAX, GatewayRule, ReceiverConfig, ReceiverLimits};
+pub use sink::{CLIENT_ID_BYTES_MAX, DatabaseSpec, LANES_MAX, TOPIC_BYTES_MAX};
 
 use crate::board::BoardProfile;
 use crate::core::spec::MachineSpec;
@@ -154,6 +156,14 @@ pub enum SinkKind {
 /// Everything that was found wrong, file by file, in the order of each file.
 pub fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem>> {
     gateway::load(path, boards_dir)
+}
+
+/// Reads and checks a receiver's file.
+///
+/// # Errors
+/// Everything that was found wrong, in the order of the file.
+pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
+    receiver::load(path)
 }
 
 /// Parses a file; its syntax errors, duplicate keys among them, if it has any.
