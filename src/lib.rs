@@ -38,6 +38,7 @@ pub mod config;
 pub mod core;
 pub mod journal;
 pub mod plc;
+pub mod receiver;
 pub mod secret;
 pub mod service;
 pub mod simulator;
