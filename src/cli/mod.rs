@@ -144,7 +144,7 @@ pub enum Command {
         #[arg(long, value_name = "T")]
         since: Option<String>,
     },
-    /// Check, export or salvage a stopped gateway's journal
+    /// Check, export, salvage or adopt a stopped gateway's journal
     #[command(subcommand)]
     Journal(JournalCommand),
     /// Read the configuration again: all or nothing
@@ -201,6 +201,14 @@ pub enum JournalCommand {
         /// Do not ask
         #[arg(long)]
         yes: bool,
+    },
+    /// Say that this computer takes the place of the one that wrote the journal
+    Adopt {
+        /// The journal's directory
+        dir: PathBuf,
+        /// Why, for those who read the journal later
+        #[arg(long)]
+        reason: String,
     },
 }
 

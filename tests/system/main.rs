@@ -17,6 +17,7 @@ mod field_keep;
 mod field_link;
 mod field_time;
 mod harness;
+mod identity;
 mod kill_rounds;
 mod load;
 mod mosquitto_server;
