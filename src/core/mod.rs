@@ -16,6 +16,7 @@ pub mod lifecycle;
 pub mod machine;
 pub mod mailbox;
 pub mod outbox;
+mod outbox_ranges;
 mod outcome;
 pub mod policy;
 pub mod record;

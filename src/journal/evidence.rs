@@ -9,7 +9,8 @@ use super::store::{StoreError, parse};
 use super::{Meta, no_key};
 use crate::core::ids::{CommitNo, OperationId};
 use crate::core::record::{
-    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, Stored, Tombstone,
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, SinkRecord, Stored,
+    Tombstone,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -49,6 +50,7 @@ pub(super) struct Evidence {
     order: BTreeMap<(CommitNo, OperationId), ()>,
     pub(super) machines: BTreeMap<String, (u64, MachineRecord)>,
     pub(super) cursors: BTreeMap<String, (u64, CursorRecord)>,
+    pub(super) sinks: BTreeMap<String, (u64, SinkRecord)>,
     dead: BTreeMap<(String, String), (u64, Option<DeadLetter>)>,
     pub(super) meta: Meta,
     /// Frames whose CRC does not match: torn, altered, or the rest of overwritten ones.
@@ -71,6 +73,7 @@ impl Evidence {
             order: BTreeMap::new(),
             machines: BTreeMap::new(),
             cursors: BTreeMap::new(),
+            sinks: BTreeMap::new(),
             dead: BTreeMap::new(),
             meta: Meta::default(),
             bad_frames: 0,
@@ -197,6 +200,11 @@ impl Evidence {
                     newer_ordered(&mut self.cursors, cursor.sink.clone(), head.no, cursor);
                 }
             }
+            Kind::Sink => {
+                if let Ok(sink) = postcard::from_bytes::<SinkRecord>(body) {
+                    newer_ordered(&mut self.sinks, sink.sink.clone(), head.no, sink);
+                }
+            }
             Kind::DeadLetter => {
                 if let Ok(letter) = postcard::from_bytes::<DeadLetter>(body) {
                     let key = (letter.sink.clone(), letter.event.key.to_string());
@@ -260,6 +268,7 @@ impl Evidence {
                     }
                     Record::Machine(m) => newer_ordered(&mut self.machines, m.name.clone(), no, m),
                     Record::Cursor(c) => newer_ordered(&mut self.cursors, c.sink.clone(), no, c),
+                    Record::Sink(s) => newer_ordered(&mut self.sinks, s.sink.clone(), no, s),
                     Record::DeadLetter(letter) => {
                         let key = (letter.sink.clone(), letter.event.key.to_string());
                         newer_ordered(&mut self.dead, key, no, Some(letter));

@@ -412,6 +412,9 @@ impl Loaded {
             if key.starts_with(b"machine/") {
                 let machine: crate::core::record::MachineRecord = store::parse(&key, &body)?;
                 dirty.machines.insert(machine.name.clone(), machine);
+            } else if key.starts_with(b"sink/") {
+                let sink: crate::core::record::SinkRecord = store::parse(&key, &body)?;
+                dirty.sinks.insert(sink.sink.clone(), sink);
             } else {
                 let cursor: crate::core::record::CursorRecord = store::parse(&key, &body)?;
                 dirty.cursors.insert(cursor.sink.clone(), cursor);
@@ -514,6 +517,7 @@ fn finish(
         open_operations: loaded.open_operations,
         machines: loaded.dirty.machines.values().cloned().collect(),
         cursors: loaded.dirty.cursors.values().cloned().collect(),
+        sinks: loaded.dirty.sinks.values().cloned().collect(),
         dead_letters: loaded.dirty.dead.clone().into_iter().collect(),
         highest_wall_us: loaded.highest_wall_us.max(0),
         clean,

@@ -6,7 +6,7 @@ use super::evidence::Evidence;
 use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault};
 use super::open::{draw_epoch, find_generation, try_open, unproven_before_us};
 use super::reader::{Reader, Source};
-use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key};
+use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key, sink_key};
 use super::store::{self, Store, StoreError, guarded};
 use super::{Finding, Meta, Options, Recovered};
 use crate::core::ids::{CommitNo, Epoch};
@@ -81,6 +81,7 @@ fn recovered(evidence: &Evidence, findings: &[Finding]) -> Recovered {
         open_operations: open,
         machines: evidence.machines.values().map(|(_, m)| m.clone()).collect(),
         cursors: evidence.cursors.values().map(|(_, c)| c.clone()).collect(),
+        sinks: evidence.sinks.values().map(|(_, s)| s.clone()).collect(),
         dead_letters: dead.into_iter().collect(),
         highest_wall_us: evidence.highest_wall_us,
         clean: false,
@@ -279,6 +280,9 @@ pub fn export(dir: &Path, out: &mut impl Write) -> Result<Report, ToolError> {
     for (_, cursor) in evidence.cursors.values() {
         line("cursor", json(serde_json::to_value(cursor))?)?;
     }
+    for (_, sink) in evidence.sinks.values() {
+        line("sink", json(serde_json::to_value(sink))?)?;
+    }
     for (_, letter) in evidence.all_dead_letters() {
         line("dead_letter", json(serde_json::to_value(letter))?)?;
     }
@@ -459,6 +463,10 @@ fn fill_trees(store: &Store, evidence: &Evidence) -> Result<(), StoreError> {
     for (no, cursor) in evidence.cursors.values() {
         let frames = store::framed(Kind::Cursor, *no, 0, cursor)?;
         store::put(&store.keyed, cursor_key(&cursor.sink).as_bytes(), &frames)?;
+    }
+    for (no, sink) in evidence.sinks.values() {
+        let frames = store::framed(Kind::Sink, *no, 0, sink)?;
+        store::put(&store.keyed, sink_key(&sink.sink).as_bytes(), &frames)?;
     }
     for (no, letter) in evidence.all_dead_letters() {
         let frames = store::framed(Kind::DeadLetter, no, 0, letter)?;

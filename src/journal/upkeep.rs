@@ -146,6 +146,10 @@ impl Journal {
                     .machines
                     .get(name)
                     .map(|m| store::framed(Kind::Machine, no, 0, m)),
+                Some(("sink", name)) => dirty
+                    .sinks
+                    .get(name)
+                    .map(|s| store::framed(Kind::Sink, no, 0, s)),
                 Some((_, name)) => dirty
                     .cursors
                     .get(name)
