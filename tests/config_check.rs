@@ -148,7 +148,10 @@ fn the_examples_load_and_say_what_they_mean() {
     assert_eq!(full.roles[0].role, Role::Operator);
     let SinkKind::File {
         path, files_max, ..
-    } = &full.sinks[0].kind;
+    } = &full.sinks[0].kind
+    else {
+        panic!("{:?}", full.sinks[0]);
+    };
     assert_eq!(
         (path.to_str().unwrap(), *files_max),
         ("/var/lib/holdfast/events", None)
@@ -165,8 +168,8 @@ fn the_examples_load_and_say_what_they_mean() {
 
 // covers: CFG-01
 #[test]
-fn every_board_profile_is_valid_and_can_be_overridden() {
-    for (name, profile) in BUILT_IN {
+fn every_generic_board_profile_is_valid_and_can_be_overridden() {
+    for (name, profile) in BUILT_IN.iter().filter(|b| b.0.starts_with("generic-")) {
         let gateway = GATEWAY.replace("generic-x86_64", name);
         let config = load_bytes(gateway.as_bytes(), MACHINE.as_bytes());
         let board = config.unwrap_or_else(|p| panic!("{}", text(&p))).board;
@@ -962,7 +965,7 @@ fn a_missing_file_and_a_wrong_board_say_where_to_look_and_what_there_is() {
     let directory = format!("relative to the directory {}", dir.path().display());
     assert!(told.contains(&directory), "{told}");
     assert!(
-        told.contains("generic-aarch64, generic-x86_64, own-box"),
+        told.contains("generic-aarch64, generic-x86_64, ") && told.contains(", own-box, "),
         "{told}"
     );
 
@@ -1078,12 +1081,12 @@ fn what_this_version_does_not_have_is_refused_by_name() {
             &["the only protocol that this version speaks"],
         );
     }
-    for kind in ["http", "postgres", "mqtt"] {
+    for kind in ["nats", "kafka"] {
         gateway_refused(
             "\"file\"",
             &format!("{kind:?}"),
             &format!("{kind:?}"),
-            &["the only sink that this version has"],
+            &["a sink that this version has"],
         );
     }
     gateway_refused(

@@ -11,8 +11,8 @@ use super::jitter::Jitter;
 use super::lifecycle::Actor;
 use super::machine::Machine;
 use super::record::{
-    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, SourceRecord, Stored,
-    Tombstone,
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, SinkRecord, SourceRecord,
+    Stored, Tombstone,
 };
 use super::roles::Roles;
 use super::source::{Memory, SourceKey};
@@ -205,8 +205,17 @@ pub enum Input {
     SinkProgress {
         /// Its progress, whole.
         cursor: CursorRecord,
+        /// What else there is to it, whole; `None`: as it was.
+        more: Option<SinkRecord>,
         /// Events that it will never take.
         dead_letters: Vec<DeadLetter>,
+    },
+    /// A sink stands still until a person mends something; `None`: it goes on.
+    SinkStopped {
+        /// Which.
+        sink: String,
+        /// What must be mended.
+        why: Option<String>,
     },
     /// Something to be kept as it is: a denied request, a settled dead letter.
     Keep {
@@ -354,6 +363,7 @@ pub struct Gateway {
     pub(super) capacity_full: Option<String>,
     pub(super) events_left_out: u64,
     pub(super) highest_wall_us: i64,
+    pub(super) start: StartFacts,
     unproven_before_us: i64,
     pub(super) next_drain_ns: u64,
     pub(super) jitter: Jitter,
@@ -382,8 +392,24 @@ pub struct Restored {
     pub unproven_before_us: i64,
     /// The journal is created, salvaged or a copy: what was given out after it was written is not in it.
     pub new_incarnation: bool,
+    /// The epoch of the start before; 0: there was none, or it is not known.
+    pub previous_epoch: Epoch,
+    /// Why this epoch began, if not by an ordinary start.
+    pub note: Option<String>,
+    /// Whether the stop before was clean.
+    pub clean: bool,
+    /// The journal is another computer's, and nobody has said that this one takes its place.
+    pub foreign: Option<String>,
     /// Damage was found (REC-03).
     pub recovery: bool,
+}
+
+/// What is told about this start.
+pub(super) struct StartFacts {
+    pub(super) previous_epoch: Epoch,
+    pub(super) note: Option<String>,
+    pub(super) clean: bool,
+    pub(super) foreign: Option<String>,
 }
 
 impl Gateway {
@@ -444,6 +470,12 @@ impl Gateway {
             capacity_full: None,
             events_left_out: 0,
             highest_wall_us: restored.highest_wall_us,
+            start: StartFacts {
+                previous_epoch: restored.previous_epoch,
+                note: restored.note,
+                clean: restored.clean,
+                foreign: restored.foreign,
+            },
             unproven_before_us: restored.unproven_before_us,
             next_drain_ns: 0,
             jitter: Jitter::new(seed),
@@ -573,12 +605,19 @@ impl Gateway {
             } => self.ring_read(&mut turn, &machine, &event_type, reading),
             Input::SinkProgress {
                 cursor,
+                more,
                 dead_letters,
             } => {
                 turn.keep(Record::Cursor(cursor));
+                turn.kept
+                    .extend(more.map(|more| (None, Record::Sink(more))));
                 for letter in dead_letters {
                     turn.keep(Record::DeadLetter(letter));
                 }
+            }
+            Input::SinkStopped { sink, why } => {
+                let text = why.map(|why| format!("sink {sink} stands still: {why}"));
+                self.set_alarm(&mut turn, "sink_stopped", &format!("sink {sink}"), text);
             }
             Input::Keep { record } => self.keep(&mut turn, record),
             Input::Capacity(full) => self.set_capacity(&mut turn, full),
@@ -608,9 +647,9 @@ impl Gateway {
     pub(super) fn unproven_before_us(&self) -> i64 {
         self.unproven_before_us
     }
-    /// The journal has forgotten ids of requests issued up to then.
+    /// The journal may have forgotten ids of requests issued up to then.
     pub fn forgot_until(&mut self, issued_us: i64) {
-        self.unproven_before_us = self.unproven_before_us.max(issued_us);
+        self.unproven_before_us = issued_us;
     }
     /// Damage was found, so nothing is decided or written (REC-03).
     #[must_use]
@@ -675,6 +714,8 @@ impl Gateway {
             self.emit(turn, &source, "clock.stepped", body);
         }
         if turn.now.wall_trusted {
+            // A mark ahead of a trusted clock was made by a wrong one, and would refuse everything until it comes true.
+            self.unproven_before_us = self.unproven_before_us.min(turn.now.wall_us);
             self.highest_wall_us = self.highest_wall_us.max(turn.now.wall_us);
         }
     }
@@ -941,6 +982,11 @@ pub enum Refusal {
         "the gateway is in recovery mode after damage to its journal: reads are answered, nothing is sent"
     )]
     RecoveryMode,
+    /// Operator: a cloned or moved journal.
+    #[error(
+        "{0}, and both may run: nothing is sent from here until somebody says that this one takes the other's place (holdfast journal adopt)"
+    )]
+    ForeignJournal(String),
     /// Operator (CAP-01).
     #[error("no room: {0}")]
     CapacityFull(String),

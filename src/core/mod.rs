@@ -17,6 +17,7 @@ pub mod machine;
 pub mod mailbox;
 pub mod numbering;
 pub mod outbox;
+mod outbox_ranges;
 mod outcome;
 pub mod policy;
 pub mod record;
@@ -29,6 +30,7 @@ mod turn;
 pub mod units;
 mod upkeep;
 pub mod values;
+pub mod wire;
 
 #[cfg(test)]
 mod corners;

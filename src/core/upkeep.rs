@@ -45,11 +45,30 @@ impl Gateway {
             self.set_timer(&id);
         }
         turn.now = now;
+        self.announce_start(turn);
         if self.is_recovery() {
             let text =
                 "damage was found in the journal: reads are answered, nothing is sent".to_owned();
             self.set_alarm(turn, "recovery_mode", "", Some(text));
         }
+    }
+
+    /// Each start names the one before it. Two starts that name the same one tell whoever has the events of both that
+    /// the disk was set back, or that two computers run from one image.
+    fn announce_start(&mut self, turn: &mut Turn) {
+        let gateway = self.settings.gateway.clone();
+        let text = self.start.foreign.as_ref().map(|foreign| {
+            format!("{foreign}: no machine is touched until somebody says which of the two goes on")
+        });
+        self.set_alarm(turn, "foreign_journal", "", text);
+        let previous = self.start.previous_epoch;
+        let body = serde_json::json!({
+            "previous_epoch": (previous.0 > 0).then(|| previous.to_string()),
+            "first_commit": turn.no.to_string(),
+            "clean": self.start.clean,
+            "note": self.start.note,
+        });
+        self.emit(turn, &gateway, "gateway.started", body);
     }
 
     fn after_restart(&mut self, turn: &mut Turn, id: &OperationId) {
