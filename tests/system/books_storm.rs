@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const SOURCES: u64 = 6;
-const EVENTS_OF_SOURCE: u64 = 250;
+const EVENTS_OF_SOURCE: u64 = 150;
 const KEYS: u64 = SOURCES * EVENTS_OF_SOURCE;
 const BATCH_MAX: u64 = 120;
 
