@@ -6,6 +6,7 @@ mod action;
 mod board_file;
 mod check;
 mod command;
+mod event;
 mod gateway;
 mod machine;
 mod point;
@@ -18,6 +19,7 @@ mod url;
 pub use action::{WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
 pub use check::MANUAL_RETRY_MS;
 pub use command::MAX_QUEUED_MAX;
+pub use event::{DATA_POINTS_MAX, RING_ENTRIES_MAX};
 pub use gateway::{JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, MACHINES_MAX};
 pub use machine::{
     ENTRIES_MAX, LINK_MS_MAX, POLL_MS_MIN, READ_REGISTERS_MAX, RECONNECT_MS_MAX_DEFAULT,
@@ -164,6 +166,28 @@ pub fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem
 /// Everything that was found wrong, in the order of the file.
 pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
     receiver::load(path)
+}
+
+/// One board profile, from `boards_dir` or compiled in; `None` if nobody knows the name.
+///
+/// # Errors
+/// Everything that was found wrong in its file.
+pub fn board(name: &str, boards_dir: &Path) -> Result<Option<BoardProfile>, Vec<Problem>> {
+    board_file::load(name, None, boards_dir)
+}
+
+/// The names of all board profiles, in order.
+#[must_use]
+pub fn board_names(boards_dir: &Path) -> Vec<String> {
+    board_file::names(boards_dir)
+}
+
+/// The name of the board profile that a gateway file is for, whatever else is wrong with it.
+///
+/// # Errors
+/// It cannot be read, or its `board` is no name.
+pub fn board_in_use(path: &Path) -> Result<String, Vec<Problem>> {
+    gateway::board_in_use(path)
 }
 
 /// Parses a file; its syntax errors, duplicate keys among them, if it has any.

@@ -127,6 +127,7 @@ pub(super) fn press(name: &str) -> MachineSpec {
                 at: holding(100, DataType::U16),
                 unit: None,
                 deadband: 2.0,
+                no_value: Vec::new(),
                 poll_ms: 500,
             },
         }],
@@ -279,7 +280,7 @@ impl Stage {
             highest_wall_us: WALL_US,
             unproven_before_us: self.unproven_before_us,
             new_incarnation: self.new_incarnation,
-            recovery: false,
+            ..Restored::default()
         };
         self.core = Gateway::new(settings(), self.specs.clone(), restored, &self.now, 43);
         self.effects.clear();
@@ -889,7 +890,9 @@ fn a_watched_value_makes_an_event_when_it_moves_more_than_the_deadband() {
             event_type: "speed.changed".into(),
             value: Some(Value::Int(value)),
             quality: Quality::Good,
+            reason: None,
             at: stage.now,
+            since: None,
         });
         stage.events.len() - before
     };

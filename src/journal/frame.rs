@@ -40,6 +40,7 @@ pub(super) enum Kind {
     Cursor = 5,
     DeadLetter = 6,
     Meta = 7,
+    Source = 8,
 }
 
 impl Kind {
@@ -52,6 +53,7 @@ impl Kind {
             Self::Cursor,
             Self::DeadLetter,
             Self::Meta,
+            Self::Source,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)

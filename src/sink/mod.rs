@@ -9,6 +9,7 @@ use std::pin::Pin;
 
 pub mod file;
 pub mod http;
+pub mod mqtt;
 pub mod postgres;
 mod seen;
 mod tls;
