@@ -49,6 +49,7 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     (
         "local",
         &[
+            "board",
             "core",
             "journal",
             "config",

@@ -160,14 +160,6 @@ pub fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem
     gateway::load(path, boards_dir)
 }
 
-/// Reads and checks a receiver's file.
-///
-/// # Errors
-/// Everything that was found wrong, in the order of the file.
-pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
-    receiver::load(path)
-}
-
 /// One board profile, from `boards_dir` or compiled in; `None` if nobody knows the name.
 ///
 /// # Errors
@@ -188,6 +180,14 @@ pub fn board_names(boards_dir: &Path) -> Vec<String> {
 /// It cannot be read, or its `board` is no name.
 pub fn board_in_use(path: &Path) -> Result<String, Vec<Problem>> {
     gateway::board_in_use(path)
+}
+
+/// Reads and checks a receiver's file.
+///
+/// # Errors
+/// Everything that was found wrong, in the order of the file.
+pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
+    receiver::load(path)
 }
 
 /// Parses a file; its syntax errors, duplicate keys among them, if it has any.

@@ -9,11 +9,13 @@
 //! | `gate` | who may send, and for which sources |
 //! | `batch` | one request: from its head to its answer |
 //! | `pool` | connections to the books |
+//! | `mqtt` | events from a broker, and the answers to them |
 //! | `problem`, `metrics` | refusals, and what is counted |
 
 mod batch;
 mod gate;
 mod metrics;
+pub mod mqtt;
 mod pool;
 mod problem;
 mod server;

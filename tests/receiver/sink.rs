@@ -54,10 +54,11 @@ async fn what_the_books_say_of_an_event_is_what_the_gateway_hears() {
         .insert("press-1/7/5".into(), [0; 32]);
     let verdicts = deliver(&mut sink, &batch).await;
     assert_eq!(verdicts[0], Verdict::Duplicate);
-    assert!(matches!(
-        &verdicts[4],
-        Verdict::Duplicate | Verdict::Conflict { .. }
-    ));
+    assert!(
+        matches!(&verdicts[4], Verdict::Conflict { kept: Some(_), .. }),
+        "{:?}",
+        verdicts[4]
+    );
     assert!(
         matches!(&verdicts[5], Verdict::Malformed { reason } if reason.contains("invalid_type")),
         "{:?}",
