@@ -22,6 +22,7 @@ mod identity;
 mod kill_rounds;
 mod load;
 mod mosquitto_server;
+mod mqtt_books;
 mod mqtt_sink;
 mod outside;
 mod peers;
