@@ -301,8 +301,9 @@ fn watchdog(profile: &BoardProfile, host: &Host) -> Finding {
     let wanted = profile.watchdog_driver.as_deref();
     let found = host.watchdogs.iter().find(|found| {
         wanted.is_none_or(|wanted| {
-            let driver = found.driver.as_deref().unwrap_or_default();
-            same(driver, wanted) || same(&found.identity, wanted)
+            // Old drivers have no device, and so no name here.
+            let driver = found.driver.as_deref();
+            driver.is_none_or(|driver| same(driver, wanted))
         })
     });
     match (found, wanted) {
@@ -451,7 +452,7 @@ fn network(profile: &BoardProfile, host: &Host) -> Vec<Finding> {
                         .as_ref()
                         .map(|driver| format!("driver {driver:?}")),
                 );
-                let says = format!("no port with {} is left", wanted.join(", "));
+                let says = format!("no network port with {} is left", wanted.join(", "));
                 findings.push(
                     Finding::new(about, Verdict::Warn, says)
                         .mend("see whether its driver is loaded, and whether this is the board"),

@@ -158,6 +158,18 @@ fn driver(device: &Path) -> Option<String> {
     Some(link.file_name()?.to_string_lossy().into_owned())
 }
 
+/// The driver of a port: since Linux 6.5 two devices of the serial core stand between it and its hardware.
+fn port_driver(device: &Path) -> Option<String> {
+    let mut device = device.canonicalize().ok()?;
+    loop {
+        let name = driver(&device);
+        if !matches!(name.as_deref(), Some("port" | "ctrl")) {
+            return name;
+        }
+        device = device.parent()?.to_owned();
+    }
+}
+
 fn dmi(root: &Path) -> BTreeMap<String, String> {
     let dir = root.join("sys/class/dmi/id");
     let field = |name: &&str| Some(((*name).to_owned(), read(&dir.join(name))?));
@@ -187,7 +199,7 @@ fn port(root: &Path, path: &Path) -> Port {
         target: linked.then(|| Path::new("/dev").join(name)),
         // The kernel's PORT_UNKNOWN.
         empty: read(&tty.join("type")).as_deref() == Some("0"),
-        driver: driver(&tty.join("device")),
+        driver: port_driver(&tty.join("device")),
     }
 }
 

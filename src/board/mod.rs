@@ -240,7 +240,26 @@ macro_rules! shipped {
 }
 
 /// The profiles that are compiled in: name and TOML text.
-pub const BUILT_IN: &[(&str, &str)] = shipped!["generic-x86_64", "generic-aarch64",];
+pub const BUILT_IN: &[(&str, &str)] = shipped![
+    "generic-x86_64",
+    "generic-aarch64",
+    "beckhoff-cx",
+    "dh-drc02-imx8mp",
+    "kontron-bl-imx8mm",
+    "kunbus-revpi-connect-4",
+    "kunbus-revpi-flat-s",
+    "moxa-mc-1220",
+    "moxa-v2403c",
+    "moxa-v2406c",
+    "phytec-phygate-tauri-l",
+    "seeed-recomputer-r1000",
+    "sfera-iono-pi-max",
+    "siemens-iot2050-advanced-pg2",
+    "siemens-ipc127e",
+    "siemens-ipc227e",
+    "siemens-ipc227g",
+    "siemens-ipc427e",
+];
 
 /// The compiled-in profile of that name.
 #[must_use]

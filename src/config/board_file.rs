@@ -9,6 +9,7 @@ use crate::board::{self, BoardProfile, DMI_FIELDS, Fact, Identity, Nic, Rs485};
 use crate::board::{SerialMode, SerialPort, StorageKind};
 use crate::core::intent::nearest;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::Path;
 
 /// Most overriding profiles that are listed.
@@ -226,18 +227,20 @@ fn serial(root: &Table<'_>) -> BTreeMap<String, SerialPort> {
     let mut ports: BTreeMap<String, SerialPort> = BTreeMap::new();
     for entry in entries(&node) {
         let Some(table) = entry.table() else { continue };
-        let name = table.need("name", "the port's name, such as \"com1\"");
-        let name_node = name.clone();
-        let name = name.and_then(|node| point::plain_name(&node));
+        let name_node = table.need("name", "the port's name, such as \"com1\"");
+        let name = name_node.as_ref().and_then(point::plain_name);
         let port = serial_port(&table, &ports);
         table.finish();
-        let (Some(name), Some(port)) = (name, port) else {
+        let (Some(node), Some(name), Some(port)) = (name_node, name, port) else {
             continue;
         };
-        if ports.contains_key(&name) {
-            name_node.and_then(|node| node.wrong::<()>("a name of its own", None));
-        } else {
-            ports.insert(name, port);
+        match ports.entry(name) {
+            Entry::Vacant(place) => {
+                place.insert(port);
+            }
+            Entry::Occupied(_) => {
+                node.wrong::<()>("a name of its own", None);
+            }
         }
     }
     ports

@@ -12,6 +12,7 @@ mod machine;
 mod point;
 mod problem;
 mod reader;
+mod receiver;
 mod sink;
 mod url;
 
@@ -26,7 +27,8 @@ pub use machine::{
 pub use point::NAME_CHARS_MAX;
 pub use problem::{FILE_BYTES_MAX, PROBLEMS_MAX, Problem};
 pub use reader::show_duration;
-pub use sink::{CLIENT_ID_BYTES_MAX, LANES_MAX, TOPIC_BYTES_MAX};
+pub use receiver::{BOOKS_MAX, GATEWAYS_MAX, GatewayRule, ReceiverConfig, ReceiverLimits};
+pub use sink::{CLIENT_ID_BYTES_MAX, DatabaseSpec, LANES_MAX, TOPIC_BYTES_MAX};
 
 use crate::board::BoardProfile;
 use crate::core::spec::MachineSpec;
@@ -178,6 +180,14 @@ pub fn board_names(boards_dir: &Path) -> Vec<String> {
 /// It cannot be read, or its `board` is no name.
 pub fn board_in_use(path: &Path) -> Result<String, Vec<Problem>> {
     gateway::board_in_use(path)
+}
+
+/// Reads and checks a receiver's file.
+///
+/// # Errors
+/// Everything that was found wrong, in the order of the file.
+pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
+    receiver::load(path)
 }
 
 /// Parses a file; its syntax errors, duplicate keys among them, if it has any.

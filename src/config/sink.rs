@@ -134,16 +134,37 @@ fn http_sink(table: &Table<'_>, notes: &mut Vec<String>) -> Option<SinkKind> {
 }
 
 fn postgres_sink(table: &Table<'_>, notes: &mut Vec<String>) -> Option<SinkKind> {
-    let example = "postgres://user@host[:port]/database";
-    let node = table.need("url", &format!("which database: {example}"));
-    let password_file = secret_file(table, "password_file", notes);
-    let ca_file = public_file(table, "ca_file", notes);
-    let allowed = plaintext_allowed(table);
     let lanes = table
         .get("lanes")
         .map_or(Some(LANES_DEFAULT as i128), |node| {
             node.integer(1, LANES_MAX as i128)
         });
+    let database = database(table, notes)?;
+    Some(SinkKind::Postgres {
+        url: database.url,
+        password_file: database.password_file,
+        ca_file: database.ca_file,
+        lanes: usize::try_from(lanes?).ok()?,
+    })
+}
+
+/// Where books are, and how they are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatabaseSpec {
+    /// `postgres://user@host:port/database`, never with a password.
+    pub url: String,
+    /// The user's.
+    pub password_file: Option<PathBuf>,
+    /// Authorities to trust.
+    pub ca_file: Option<PathBuf>,
+}
+
+pub(super) fn database(table: &Table<'_>, notes: &mut Vec<String>) -> Option<DatabaseSpec> {
+    let example = "postgres://user@host[:port]/database";
+    let node = table.need("url", &format!("which database: {example}"));
+    let password_file = secret_file(table, "password_file", notes);
+    let ca_file = public_file(table, "ca_file", notes);
+    let allowed = plaintext_allowed(table);
     let node = node?;
     let url = place(&node, &["postgres", "postgresql"], example)?;
     if url.user.is_none() || url.path.trim_matches('/').is_empty() {
@@ -162,11 +183,10 @@ fn postgres_sink(table: &Table<'_>, notes: &mut Vec<String>) -> Option<SinkKind>
         }
     };
     in_clear(&node, &url, plain, allowed, "sslmode=verify-full")?;
-    Some(SinkKind::Postgres {
+    Some(DatabaseSpec {
         url: node.text()?.to_owned(),
         password_file: password_file?,
         ca_file: ca_file?,
-        lanes: usize::try_from(lanes?).ok()?,
     })
 }
 
@@ -247,7 +267,7 @@ fn place<'a>(node: &Node<'a>, schemes: &[&str], example: &str) -> Option<Url<'a>
     }
 }
 
-fn plaintext_allowed(table: &Table<'_>) -> bool {
+pub(super) fn plaintext_allowed(table: &Table<'_>) -> bool {
     let node = table.get("allow_plaintext");
     node.and_then(|node| node.boolean()).unwrap_or(false)
 }

@@ -37,3 +37,5 @@ mod corners;
 mod scenarios;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod source_tests;

@@ -174,6 +174,7 @@ pub(super) struct Stage {
     pub(super) events: Vec<EventRecord>,
     pub(super) disk: BTreeMap<OperationId, Operation>,
     pub(super) machines: BTreeMap<String, MachineRecord>,
+    pub(super) sources: BTreeMap<(String, String), SourceRecord>,
     pub(super) specs: Vec<Arc<MachineSpec>>,
     pub(super) tokens: u64,
     pub(super) unproven_before_us: i64,
@@ -207,6 +208,7 @@ impl Stage {
             events: Vec::new(),
             disk: BTreeMap::new(),
             machines: BTreeMap::new(),
+            sources: BTreeMap::new(),
             specs,
             tokens: 0,
             unproven_before_us: 0,
@@ -236,6 +238,10 @@ impl Stage {
                 }
                 Record::Machine(machine) => {
                     self.machines.insert(machine.name.clone(), machine);
+                }
+                Record::Source(source) => {
+                    let key = (source.machine.clone(), source.event_type.clone());
+                    self.sources.insert(key, source);
                 }
                 Record::Event(event) => self.events.push(event),
                 _ => {}
@@ -277,6 +283,7 @@ impl Stage {
                 .cloned()
                 .collect(),
             machines: self.machines.values().cloned().collect(),
+            sources: self.sources.values().cloned().collect(),
             highest_wall_us: WALL_US,
             unproven_before_us: self.unproven_before_us,
             new_incarnation: self.new_incarnation,

@@ -120,19 +120,12 @@ fn native(text: &str) -> Result<EventRecord, WireError> {
     let parts: Native<'_> = shape(text)?;
     let key_text = key_text(parts.source, parts.epoch, parts.sequence);
     let read = || -> Result<EventRecord, Wrong> {
-        let sequence = number("sequence", parts.sequence)?;
-        if sequence == 0 {
-            return Err((
-                "invalid_sequence",
-                "sequence: found \"0\"; sequences begin at 1".into(),
-            ));
-        }
         let (boottime_ns, unsynchronised) = clock(parts.clock)?;
         let event = EventRecord {
             key: EventKey {
                 source: name("source", parts.source, SOURCE_CHARS_MAX)?,
                 epoch: Epoch(number("epoch", parts.epoch)?),
-                sequence: Sequence(sequence),
+                sequence: Sequence(number("sequence", parts.sequence)?),
             },
             event_type: name("type", parts.event_type, TYPE_CHARS_MAX)?,
             schema: schema(need("schema", parts.schema)?)?,
@@ -301,9 +294,7 @@ fn number_in(text: &str) -> Option<u64> {
 fn id_parts(id: &str) -> Result<(u64, u64), Wrong> {
     let parts = id.split_once('-');
     parts
-        .and_then(|(epoch, sequence)| {
-            Some((number_in(epoch)?, number_in(sequence).filter(|n| *n > 0)?))
-        })
+        .and_then(|(epoch, sequence)| Some((number_in(epoch)?, number_in(sequence)?)))
         .ok_or_else(|| {
             let found = shown(id);
             (

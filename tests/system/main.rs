@@ -29,4 +29,5 @@ mod peers;
 mod postgres_server;
 mod scene_c;
 mod smoke;
+mod sources;
 mod systemd_notify;
