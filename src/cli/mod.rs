@@ -29,6 +29,8 @@ use text::Out;
 
 /// Configuration file, unless told otherwise.
 pub const CONFIG_DEFAULT: &str = "/etc/holdfast/holdfast.toml";
+/// Configuration file of `receiver`, unless told otherwise.
+pub const RECEIVER_CONFIG_DEFAULT: &str = "/etc/holdfast/receiver.toml";
 /// Socket of the gateway, unless told otherwise.
 pub const SOCKET_DEFAULT: &str = "/run/holdfast/api.sock";
 
@@ -149,6 +151,14 @@ pub enum Command {
     /// Check, export, salvage or adopt a stopped gateway's journal
     #[command(subcommand)]
     Journal(JournalCommand),
+    /// Receive events of gateways over HTTP into the books
+    ///
+    /// Its configuration file is /etc/holdfast/receiver.toml, unless --config names another.
+    Receiver {
+        /// Validate its configuration file instead, offline
+        #[arg(long)]
+        check: bool,
+    },
     /// Read the configuration again: all or nothing
     Reload,
     /// Completion script for a shell
@@ -239,6 +249,8 @@ pub struct Local {
     pub sim: fn(&Global, &std::path::Path) -> Exit,
     /// `journal`
     pub journal: fn(&Global, &JournalCommand) -> Exit,
+    /// `receiver`; whether to check its file only
+    pub receiver: fn(&Global, bool) -> Exit,
 }
 
 /// What to do with dead letters.
@@ -263,6 +275,7 @@ pub fn dispatch(cli: Cli, local: Local) -> Exit {
         Command::Demo(args) => (local.demo)(&global, &args),
         Command::Sim { file } => (local.sim)(&global, &file),
         Command::Journal(what) => (local.journal)(&global, &what),
+        Command::Receiver { check } => (local.receiver)(&global, check),
         Command::Completions { shell } => docs::completions(shell),
         Command::Man => docs::man(),
         Command::Version { sbom } => docs::version(global.json, sbom),
@@ -324,6 +337,7 @@ async fn remote(
         | Command::Demo(_)
         | Command::Sim { .. }
         | Command::Journal(_)
+        | Command::Receiver { .. }
         | Command::Completions { .. }
         | Command::Man
         | Command::Version { .. } => Ok(Exit::Done),

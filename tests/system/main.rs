@@ -23,6 +23,7 @@ mod kill_rounds;
 mod load;
 mod mosquitto_server;
 mod mqtt_books;
+mod mqtt_chain;
 mod mqtt_sink;
 mod outside;
 mod peers;
