@@ -48,16 +48,26 @@ impl Drop for Receiving {
 impl Receiving {
     /// ... that is subscribed.
     async fn start(broker: &Mosquitto, database: &Database<'_>, session_s: u32) -> Self {
+        Self::named(broker, database, session_s, "books", None).await
+    }
+
+    async fn named(
+        broker: &Mosquitto,
+        database: &Database<'_>,
+        session_s: u32,
+        client_id: &str,
+        group: Option<&str>,
+    ) -> Self {
         let config = MqttReceiverConfig {
             broker: Broker {
                 url: broker.url(),
                 password_file: None,
                 ca_file: None,
             },
-            client_id: "books".into(),
+            client_id: client_id.into(),
             topic: TopicTemplate::new(TOPIC),
             ack_topic: TopicTemplate::new(ACKS),
-            group: None,
+            group: group.map(str::to_owned),
             session_s,
             batch_events_max: 500,
             gather_ms: 5,
@@ -286,6 +296,31 @@ async fn a_broker_killed_on_the_way_loses_and_doubles_nothing_in_the_books() {
     );
     assert_eq!(received, accepted + duplicate);
     receiving.stop().await;
+}
+
+// covers: ING-02, FWD-02
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn receivers_of_one_group_share_the_events_and_one_of_them_may_die() {
+    const COUNT: u64 = 1_000;
+    let broker = Mosquitto::start();
+    let server = PostgresServer::shared(Version::V15).await;
+    let database = server.database().await;
+    let one = Receiving::named(&broker, &database, 0, "one", Some("books")).await;
+    let two = Receiving::named(&broker, &database, 0, "two", Some("books")).await;
+    let mut sink = sink(config(&broker, 1_000));
+    let dying = async {
+        one.until("it takes its part", |stats| stats.received() > 100)
+            .await;
+        drop(one);
+    };
+    let (sent, ()) = join(send_all(&mut sink, COUNT), dying).await;
+    assert_eq!(sent.accepted + sent.duplicates, COUNT);
+    assert!(two.stats.received() > 100);
+    assert_eq!(
+        (database.rows().await, database.total().await),
+        (1_000, 1_000)
+    );
+    two.stop().await;
 }
 
 // covers: FWD-02, ING-02
