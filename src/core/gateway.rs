@@ -11,8 +11,8 @@ use super::jitter::Jitter;
 use super::lifecycle::Actor;
 use super::machine::Machine;
 use super::record::{
-    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, SourceRecord, Stored,
-    Tombstone,
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, SinkRecord, SourceRecord,
+    Stored, Tombstone,
 };
 use super::roles::Roles;
 use super::source::{Memory, SourceKey};
@@ -205,8 +205,17 @@ pub enum Input {
     SinkProgress {
         /// Its progress, whole.
         cursor: CursorRecord,
+        /// What else there is to it, whole; `None`: as it was.
+        more: Option<SinkRecord>,
         /// Events that it will never take.
         dead_letters: Vec<DeadLetter>,
+    },
+    /// A sink stands still until a person mends something; `None`: it goes on.
+    SinkStopped {
+        /// Which.
+        sink: String,
+        /// What must be mended.
+        why: Option<String>,
     },
     /// Something to be kept as it is: a denied request, a settled dead letter.
     Keep {
@@ -596,12 +605,19 @@ impl Gateway {
             } => self.ring_read(&mut turn, &machine, &event_type, reading),
             Input::SinkProgress {
                 cursor,
+                more,
                 dead_letters,
             } => {
                 turn.keep(Record::Cursor(cursor));
+                turn.kept
+                    .extend(more.map(|more| (None, Record::Sink(more))));
                 for letter in dead_letters {
                     turn.keep(Record::DeadLetter(letter));
                 }
+            }
+            Input::SinkStopped { sink, why } => {
+                let text = why.map(|why| format!("sink {sink} stands still: {why}"));
+                self.set_alarm(&mut turn, "sink_stopped", &format!("sink {sink}"), text);
             }
             Input::Keep { record } => self.keep(&mut turn, record),
             Input::Capacity(full) => self.set_capacity(&mut turn, full),
