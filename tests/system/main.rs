@@ -24,6 +24,8 @@ mod identity;
 mod kill_rounds;
 mod load;
 mod mosquitto_server;
+mod mqtt_books;
+mod mqtt_chain;
 mod mqtt_sink;
 mod outside;
 mod peers;
