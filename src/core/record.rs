@@ -79,6 +79,9 @@ pub enum Record {
     },
     /// The gateway stopped cleanly.
     Stop,
+    /// How far a source at a machine has been taken, whole. Key: machine and event type. It is written in the
+    /// block of the event that it is about (EVT-04).
+    Source(SourceRecord),
     /// What else there is to a sink's progress, whole. Key: its name. In one commit with its cursor.
     Sink(SinkRecord),
 }
@@ -231,6 +234,37 @@ pub struct MachineRecord {
     pub burning: Option<Burn>,
     /// The last value that made an event, by event type.
     pub baselines: Vec<(String, Option<Value>)>,
+}
+
+/// How far a source has been taken: what stands here has made its event, and makes no other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SourceRecord {
+    /// Whose.
+    pub machine: String,
+    /// Which source: the event's type.
+    pub event_type: String,
+    /// Where it is read, as configured: another place is another source.
+    pub place: String,
+    /// When the device was read.
+    pub at: Stamp,
+    /// How far.
+    pub state: SourceState,
+}
+
+/// See [`SourceRecord`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SourceState {
+    /// The count up to which pieces are accounted for.
+    Counter(u64),
+    /// The item that was taken last, and SHA-256 of its data.
+    Handshake {
+        /// The device's own number.
+        item: u32,
+        /// Of the words of its data.
+        sha256: [u8; 32],
+    },
+    /// The number of the last entry that was taken; `None`: none since the device's reset.
+    Ring(Option<u32>),
 }
 
 /// Giving up a mailbox request: the no-op that must be seen done first.

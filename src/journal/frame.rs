@@ -40,7 +40,8 @@ pub(super) enum Kind {
     Cursor = 5,
     DeadLetter = 6,
     Meta = 7,
-    Sink = 8,
+    Source = 8,
+    Sink = 9,
 }
 
 impl Kind {
@@ -53,6 +54,7 @@ impl Kind {
             Self::Cursor,
             Self::DeadLetter,
             Self::Meta,
+            Self::Source,
             Self::Sink,
         ]
         .into_iter()

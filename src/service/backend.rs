@@ -485,9 +485,25 @@ fn mend(code: &str) -> (&'static str, &'static str) {
             "critical",
             "stop the gateway, then holdfast journal check DIR and holdfast journal salvage DIR",
         ),
+        "foreign_journal" => (
+            "critical",
+            "make sure that the other computer is off, stop this gateway, then holdfast journal adopt DIR --reason …",
+        ),
+        "telemetry_dropped" => (
+            "warning",
+            "see holdfast sinks for what is not taken; which keys were dropped is told when there is room",
+        ),
         "journal_full" => (
             "critical",
             "free disk space, or see holdfast sinks for what is not taken",
+        ),
+        "events_not_taken" => (
+            "critical",
+            "make room in the journal: see holdfast sinks for what is not taken",
+        ),
+        "source_unclear" => (
+            "warning",
+            "compare the device's numbers with this [[event]] in the machine's file",
         ),
         "identity_mismatch" => (
             "critical",

@@ -4,6 +4,7 @@
 
 pub mod backend;
 pub mod clock;
+pub mod computer;
 pub mod engine;
 pub mod machine_task;
 mod place;

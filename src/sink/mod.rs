@@ -8,7 +8,11 @@ use crate::core::record::{EventRecord, Position};
 use std::pin::Pin;
 
 pub mod file;
+pub mod http;
+pub mod mqtt;
+pub mod postgres;
 mod seen;
+mod tls;
 
 /// What an acknowledgement of a sink means; shown wherever the sink is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
