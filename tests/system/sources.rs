@@ -503,7 +503,7 @@ every = "15ms"
 /// Kills of the busy machine's gateway.
 const BUSY_ROUNDS: u64 = 15;
 
-// covers: REL-01, EVT-02, EVT-03, EVT-04, SEND-07
+// covers: REL-01, EVT-02, EVT-03, EVT-04
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_at_random_while_the_machine_makes_everything_is_told_once_and_commands_go_on() {
     let machine = format!(
