@@ -15,6 +15,7 @@ fn main() -> ExitCode {
         demo: local::demo::demo,
         sim: local::run::sim,
         journal: local::journal::journal,
+        upstream: local::upstream::upstream,
     };
     dispatch(Cli::parse(), local).into()
 }

@@ -7,6 +7,7 @@
 //! event's key decides, and nothing in this process does.
 
 mod books;
+pub mod check;
 mod row;
 pub mod schema;
 mod target;

@@ -25,6 +25,8 @@ mod load;
 mod outside;
 mod peers;
 mod postgres_server;
+mod postgres_sink;
 mod scene_c;
 mod smoke;
 mod systemd_notify;
+mod upstream_cli;
