@@ -115,13 +115,13 @@ pub async fn check(target: &Target) -> Result<Report, UpstreamError> {
         place: books.place().to_owned(),
         findings: Vec::new(),
     };
-    server(&row, books.is_encrypted(), &mut report);
+    server(&row, &books, &mut report);
     schema(&row, &mut report);
     rights(&row, &mut report);
     Ok(report)
 }
 
-fn server(row: &tokio_postgres::Row, is_encrypted: bool, report: &mut Report) {
+fn server(row: &tokio_postgres::Row, books: &Books, report: &mut Report) {
     use Level::{Error, Ok, Warning};
     let (version, number): (String, i32) = (row.get(0), row.get(1));
     if number < SERVER_VERSION_MIN {
@@ -134,11 +134,18 @@ fn server(row: &tokio_postgres::Row, is_encrypted: bool, report: &mut Report) {
     } else {
         report.say(Ok, "server", format!("PostgreSQL {version}"), "");
     }
-    if is_encrypted {
+    if books.is_encrypted() {
         report.say(
             Ok,
             "tls",
             "the connection is encrypted, the server verified",
+            "",
+        );
+    } else if books.is_here() {
+        report.say(
+            Ok,
+            "tls",
+            "not encrypted: the connection stays on this computer",
             "",
         );
     } else {
@@ -146,7 +153,7 @@ fn server(row: &tokio_postgres::Row, is_encrypted: bool, report: &mut Report) {
             Warning,
             "tls",
             "the connection is not encrypted",
-            "remove sslmode=disable, and name ca_file, unless it stays on this computer",
+            "remove sslmode=disable from url, and name ca_file",
         );
     }
     if row.get(2) {

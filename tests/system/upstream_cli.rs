@@ -98,10 +98,7 @@ async fn init_makes_a_schema_once_and_a_writer_that_can_call_ingest_alone() {
             .await;
         assert!(reads.is_ok());
         // As the sink would see it.
-        assert_eq!(
-            findings(&database.writer_url()),
-            (0, vec![("warning".into(), "tls".into())])
-        );
+        assert_eq!(findings(&database.writer_url()), (0, vec![]));
         // A newer schema is left alone.
         database
             .query("INSERT INTO holdfast.schema_version (version, program) VALUES (99, 'later')")
@@ -132,7 +129,7 @@ async fn what_init_prints_can_be_applied_by_hand() {
         let database = server.empty_database().await;
         database.query(&sql).await;
         let url = server.url("plant_writer", &database.name);
-        assert_eq!(findings(&url), (0, vec![("warning".into(), "tls".into())]));
+        assert_eq!(findings(&url), (0, vec![]));
         // Who owns the schema need not be a superuser, and may bring it up to date.
         database.query("ALTER ROLE plant_owner LOGIN").await;
         let (code, out, err) = upstream(&[
@@ -157,23 +154,16 @@ async fn check_says_what_stands_in_the_way_and_ends_accordingly() {
         let empty = server.empty_database().await;
         assert_eq!(
             findings(&empty.writer_url()),
-            (78, vec![warning("tls"), error("schema"), error("execute")])
+            (78, vec![error("schema"), error("execute")])
         );
         assert_eq!(
             findings(&database.admin().url),
-            (0, vec![warning("tls"), warning("least_privilege")])
+            (0, vec![warning("least_privilege")])
         );
         database.query("ALTER TABLE holdfast.total SET UNLOGGED; GRANT SELECT ON holdfast.event TO holdfast_writer").await;
         assert_eq!(
             findings(&database.writer_url()),
-            (
-                78,
-                vec![
-                    warning("tls"),
-                    error("unlogged"),
-                    warning("least_privilege")
-                ]
-            )
+            (78, vec![error("unlogged"), warning("least_privilege")])
         );
         database.query("ALTER TABLE holdfast.total SET LOGGED; ALTER TABLE holdfast.event DROP CONSTRAINT event_key").await;
         let (code, found) = findings(&database.writer_url());
