@@ -18,6 +18,8 @@ mod field_keep;
 mod field_link;
 mod field_time;
 mod harness;
+#[path = "../receiver/client.rs"]
+mod http_client;
 mod identity;
 mod kill_rounds;
 mod load;
@@ -26,6 +28,7 @@ mod mqtt_sink;
 mod outside;
 mod peers;
 mod postgres_server;
+mod receiver;
 mod scene_c;
 mod smoke;
 mod sources;
