@@ -5,6 +5,7 @@
 use holdfast::config::{Problem, ReceiverConfig, load_receiver};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use tempfile::TempDir;
 
 const GOOD: &str = r#"schema = 1
@@ -88,6 +89,17 @@ fn a_good_file_loads_and_says_what_it_means() {
         .filter(|l| !l.contains("tls") && !l.contains(".pem"))
         .collect();
     assert_eq!(load(&without_tls).1.unwrap().tls, None);
+}
+
+#[test]
+fn the_example_loads() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/receiver.toml");
+    let config = load_receiver(&path).unwrap();
+    assert_eq!(
+        (config.limits.events, config.limits.in_flight_per_gateway),
+        (Some(1000), Some(8))
+    );
+    assert_eq!(config.gateways[0].name, "gw-line3");
 }
 
 // covers: CFG-01, CFG-04

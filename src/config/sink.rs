@@ -387,7 +387,7 @@ fn has_password(text: &str) -> bool {
 }
 
 /// A URL with a password in it is a secret in clear (CFG-04).
-fn refuse_credentials(node: &Node<'_>) {
+pub(super) fn refuse_credentials(node: &Node<'_>) {
     if node.as_text().is_some_and(has_password) {
         node.problem(
             "a URL with a password in it",
