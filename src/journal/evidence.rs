@@ -9,8 +9,8 @@ use super::store::{StoreError, parse};
 use super::{Meta, no_key};
 use crate::core::ids::{CommitNo, OperationId};
 use crate::core::record::{
-    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, SourceRecord, Stored,
-    Tombstone,
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, SinkRecord, SourceRecord,
+    Stored, Tombstone,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -52,6 +52,7 @@ pub(super) struct Evidence {
     pub(super) cursors: BTreeMap<String, (u64, CursorRecord)>,
     /// By [`source_key`].
     pub(super) sources: BTreeMap<String, (u64, SourceRecord)>,
+    pub(super) sinks: BTreeMap<String, (u64, SinkRecord)>,
     dead: BTreeMap<(String, String), (u64, Option<DeadLetter>)>,
     pub(super) meta: Meta,
     /// Frames whose CRC does not match: torn, altered, or the rest of overwritten ones.
@@ -75,6 +76,7 @@ impl Evidence {
             machines: BTreeMap::new(),
             cursors: BTreeMap::new(),
             sources: BTreeMap::new(),
+            sinks: BTreeMap::new(),
             dead: BTreeMap::new(),
             meta: Meta::default(),
             bad_frames: 0,
@@ -206,6 +208,11 @@ impl Evidence {
                     newer_ordered(&mut self.sources, source_key(&source), head.no, source);
                 }
             }
+            Kind::Sink => {
+                if let Ok(sink) = postcard::from_bytes::<SinkRecord>(body) {
+                    newer_ordered(&mut self.sinks, sink.sink.clone(), head.no, sink);
+                }
+            }
             Kind::DeadLetter => {
                 if let Ok(letter) = postcard::from_bytes::<DeadLetter>(body) {
                     let key = (letter.sink.clone(), letter.event.key.to_string());
@@ -270,6 +277,7 @@ impl Evidence {
                     Record::Machine(m) => newer_ordered(&mut self.machines, m.name.clone(), no, m),
                     Record::Cursor(c) => newer_ordered(&mut self.cursors, c.sink.clone(), no, c),
                     Record::Source(s) => newer_ordered(&mut self.sources, source_key(&s), no, s),
+                    Record::Sink(s) => newer_ordered(&mut self.sinks, s.sink.clone(), no, s),
                     Record::DeadLetter(letter) => {
                         let key = (letter.sink.clone(), letter.event.key.to_string());
                         newer_ordered(&mut self.dead, key, no, Some(letter));

@@ -41,6 +41,7 @@ pub(super) enum Kind {
     DeadLetter = 6,
     Meta = 7,
     Source = 8,
+    Sink = 9,
 }
 
 impl Kind {
@@ -54,6 +55,7 @@ impl Kind {
             Self::DeadLetter,
             Self::Meta,
             Self::Source,
+            Self::Sink,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)

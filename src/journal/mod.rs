@@ -18,14 +18,14 @@ mod upkeep;
 mod writer;
 
 use crate::core::ids::{CommitNo, Epoch, OperationId};
-use crate::core::record::{CursorRecord, MachineRecord, Operation, SourceRecord};
+use crate::core::record::{CursorRecord, MachineRecord, Operation, SinkRecord, SourceRecord};
 use crate::core::time::Now;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub use open::open;
-pub use reader::{Backlog, OperationQuery, ReadError, Reader, SCAN_OPERATIONS_MAX};
+pub use reader::{Backlog, OperationQuery, ReadError, Reader, SCAN_OPERATIONS_MAX, Scanned};
 pub use salvage::{Damaged, Report, SalvageReport, ToolError, adopt, check, export, salvage};
 pub use upkeep::{Maintained, REWRITE_BYTES_MIN, REWRITE_FACTOR, Retention};
 pub use writer::{Capacity, CommitError, DIRTY_OPERATIONS_MAX, Journal, Usage};
@@ -78,6 +78,8 @@ pub struct Recovered {
     pub cursors: Vec<CursorRecord>,
     /// How far the sources at the machines were taken.
     pub sources: Vec<SourceRecord>,
+    /// What else there is to sinks' progress.
+    pub sinks: Vec<SinkRecord>,
     /// Dead letters that wait, by sink.
     pub dead_letters: Vec<(String, u64)>,
     /// The latest wall time in the log, microseconds since 1970.

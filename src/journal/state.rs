@@ -6,7 +6,9 @@ use super::frame::{self, Facts, Frames, Head, Kind};
 use super::store::{self, Store, StoreError};
 use super::{META_KEY, Meta, no_key, order_key};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
-use crate::core::record::{Block, CursorRecord, MachineRecord, Operation, Record, SourceRecord};
+use crate::core::record::{
+    Block, CursorRecord, MachineRecord, Operation, Record, SinkRecord, SourceRecord,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, RwLock};
 use tokio::sync::watch;
@@ -39,6 +41,7 @@ pub(super) struct Dirty {
     pub(super) cursors: BTreeMap<String, CursorRecord>,
     /// By [`source_key`].
     pub(super) sources: BTreeMap<String, SourceRecord>,
+    pub(super) sinks: BTreeMap<String, SinkRecord>,
     /// Keys in `keyed` that are to be written.
     pub(super) changed: BTreeSet<String>,
     /// Dead letters that wait, by sink.
@@ -58,6 +61,10 @@ pub(super) fn cursor_key(sink: &str) -> String {
 /// Key of a source's progress in `keyed`.
 pub(super) fn source_key(source: &SourceRecord) -> String {
     format!("source/{}/{}", source.machine, source.event_type)
+}
+/// Key of what else there is to a sink in `keyed`.
+pub(super) fn sink_key(sink: &str) -> String {
+    format!("sink/{sink}")
 }
 /// Key in `dead`.
 pub(super) fn dead_key(sink: &str, key: &EventKey) -> Vec<u8> {
@@ -85,6 +92,10 @@ impl Dirty {
                     let key = source_key(source);
                     self.changed.insert(key.clone());
                     self.sources.insert(key, source.clone());
+                }
+                Record::Sink(sink) => {
+                    self.changed.insert(sink_key(&sink.sink));
+                    self.sinks.insert(sink.sink.clone(), sink.clone());
                 }
                 Record::DeadLetter(letter) => {
                     let key = dead_key(&letter.sink, &letter.event.key);

@@ -155,6 +155,10 @@ impl Journal {
                     .sources
                     .get(key)
                     .map(|s| store::framed(Kind::Source, no, 0, s)),
+                Some(("sink", name)) => dirty
+                    .sinks
+                    .get(name)
+                    .map(|s| store::framed(Kind::Sink, no, 0, s)),
                 Some((_, name)) => dirty
                     .cursors
                     .get(name)

@@ -7,12 +7,15 @@ use super::run::runtime;
 use holdfast::cli::exit::Exit;
 use holdfast::cli::text::{Out, tell};
 use holdfast::cli::{CONFIG_DEFAULT, Global, RECEIVER_CONFIG_DEFAULT};
-use holdfast::config::{self, DatabaseSpec, Problem, ReceiverConfig};
+use holdfast::config::{self, DatabaseSpec, MqttSpec, Problem, ReceiverConfig};
+use holdfast::receiver::mqtt::{self, MqttReceiverConfig, MqttStats};
 use holdfast::receiver::{
     BooksLedger, Connect, GatewaySettings, Ledger, Limits, Receiver, ReceiverError, Reloader,
     Settings, TlsFiles,
 };
 use holdfast::secret;
+use holdfast::upstream::broker::Broker;
+use holdfast::upstream::topic::TopicTemplate;
 use holdfast::upstream::{Books, Target, UpstreamError};
 use log::LevelFilter;
 use sd_notify::NotifyState;
@@ -159,16 +162,41 @@ fn books(database: &DatabaseSpec) -> Connect {
     })
 }
 
+fn mqtt_config(spec: &MqttSpec) -> MqttReceiverConfig {
+    let host = rustix::system::uname();
+    let made = || format!("holdfast-receiver-{}", host.nodename().to_string_lossy());
+    MqttReceiverConfig {
+        broker: Broker {
+            url: spec.broker.url.clone(),
+            password_file: spec.broker.password_file.clone(),
+            ca_file: spec.broker.ca_file.clone(),
+        },
+        client_id: spec.broker.client_id.clone().unwrap_or_else(made),
+        topic: TopicTemplate::new(&spec.topic),
+        ack_topic: TopicTemplate::new(&spec.ack_topic),
+        group: spec.group.clone(),
+        session_s: spec.session_s,
+        batch_events_max: mqtt::BATCH_EVENTS_DEFAULT,
+        gather_ms: mqtt::GATHER_MS_DEFAULT,
+    }
+}
+
 async fn run(path: &Path, config: &ReceiverConfig) -> Result<(), ReceiverError> {
     for warning in &config.warnings {
         log::warn!("{warning}");
     }
-    let receiver = Receiver::bind(settings(config), books(&config.database)).await?;
+    let mut receiver = Receiver::bind(settings(config), books(&config.database)).await?;
     let listening = receiver.address().unwrap_or(config.listen);
     let reloader = receiver.reloader();
     let (stop, stopping) = watch::channel(false);
     let signals =
         Signals::new().map_err(|error| ReceiverError::Files(format!("signals: {error}")))?;
+    let from_broker = config.mqtt.as_ref().map(|spec| {
+        let stats = Arc::new(MqttStats::default());
+        receiver.show(Arc::clone(&stats));
+        let books = books(&config.database);
+        tokio::spawn(mqtt::run(mqtt_config(spec), books, stats, stopping.clone()))
+    });
     let serving = tokio::spawn(receiver.serve(stopping));
     log::info!(
         "receiver: listening on {listening}, {}; {} gateway(s)",
@@ -185,8 +213,10 @@ async fn run(path: &Path, config: &ReceiverConfig) -> Result<(), ReceiverError> 
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     log::info!("receiver: stopping");
     stop.send_replace(true);
-    if let Err(error) = serving.await {
-        log::error!("receiver: it ended badly: {error}");
+    for task in [Some(serving), from_broker].into_iter().flatten() {
+        if let Err(error) = task.await {
+            log::error!("receiver: it ended badly: {error}");
+        }
     }
     Ok(())
 }
