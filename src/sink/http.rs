@@ -261,7 +261,7 @@ fn split_last(parts: &mut Vec<Range<usize>>) -> Option<usize> {
     let rest = parts.first_mut()?;
     rest.end -= 1;
     let last = rest.end;
-    if rest.is_empty() {
+    if rest.start == rest.end {
         parts.remove(0);
     }
     Some(last)
