@@ -20,6 +20,8 @@ mod field_keep;
 mod field_link;
 mod field_time;
 mod harness;
+#[path = "../receiver/client.rs"]
+mod http_client;
 mod identity;
 mod kill_rounds;
 mod load;
@@ -31,6 +33,7 @@ mod outside;
 mod peers;
 mod postgres_server;
 mod postgres_sink;
+mod receiver;
 mod scene_c;
 mod smoke;
 mod sources;
