@@ -138,8 +138,8 @@ pub enum Command {
     },
     /// Events, in the order of the log
     Events(events::EventsArgs),
-    /// Where events go to, and how far they are
-    Sinks,
+    /// Where events go to, and how far they are; try one again, or send again what it had taken
+    Sinks(sinks::SinksArgs),
     /// Events that a sink will never take as they are
     DeadLetters(dead_letters::DeadLettersArgs),
     /// The acceptance report: every operation once
@@ -258,9 +258,11 @@ pub struct Local {
 pub enum Settle {
     /// Print them with both contents
     Show,
-    /// Send one once more
+    /// Send it once more, as it is
     Resend,
-    /// Give one up, with a reason
+    /// Say what it should have been, with a reason: a correction under a key of its own
+    Mend,
+    /// Give it up, with a reason
     Drop,
 }
 
@@ -326,7 +328,7 @@ async fn remote(
         Command::Machine { machine } => machine::run(client, out, machine.as_deref()).await,
         Command::Policy { machine } => policy::run(client, out, machine.as_deref()).await,
         Command::Events(args) => events::run(client, out, args).await,
-        Command::Sinks => sinks::run(client, out).await,
+        Command::Sinks(args) => sinks::run(client, out, args).await,
         Command::DeadLetters(args) => dead_letters::run(client, out, args).await,
         Command::Report { since } => report::run(client, out, since.as_deref()).await,
         Command::Reload => reload::run(client, out).await,
