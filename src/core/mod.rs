@@ -20,6 +20,7 @@ mod outcome;
 pub mod policy;
 pub mod record;
 pub mod roles;
+pub mod shed;
 pub mod spec;
 mod submit;
 pub mod time;

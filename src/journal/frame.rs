@@ -40,6 +40,11 @@ pub(super) enum Kind {
     Cursor = 5,
     DeadLetter = 6,
     Meta = 7,
+    /// A block of which records are gone; the chain is that of the whole one.
+    Thinned = 8,
+    /// A run of commits of which nothing is left: its last number is the body, the chain is the last one's.
+    Hollow = 9,
+    Shed = 10,
 }
 
 impl Kind {
@@ -52,6 +57,9 @@ impl Kind {
             Self::Cursor,
             Self::DeadLetter,
             Self::Meta,
+            Self::Thinned,
+            Self::Hollow,
+            Self::Shed,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)

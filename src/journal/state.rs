@@ -6,7 +6,7 @@ use super::frame::{self, Facts, Frames, Head, Kind};
 use super::store::{self, Store, StoreError};
 use super::{META_KEY, Meta, no_key, order_key};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
-use crate::core::record::{Block, CursorRecord, MachineRecord, Operation, Record};
+use crate::core::record::{Block, CursorRecord, MachineRecord, Operation, Record, ShedRecord};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, RwLock};
 use tokio::sync::watch;
@@ -37,6 +37,7 @@ pub(super) struct Dirty {
     pub(super) operations: HashMap<OperationId, (u64, Arc<Operation>)>,
     pub(super) machines: BTreeMap<String, MachineRecord>,
     pub(super) cursors: BTreeMap<String, CursorRecord>,
+    pub(super) shed: ShedRecord,
     /// Keys in `keyed` that are to be written.
     pub(super) changed: BTreeSet<String>,
     /// Dead letters that wait, by sink.
@@ -45,6 +46,8 @@ pub(super) struct Dirty {
     pub(super) grown: i64,
 }
 
+/// Key of the [`ShedRecord`] in `keyed`.
+pub(super) const SHED_KEY: &str = "shed";
 /// Key of a machine in `keyed`.
 pub(super) fn machine_key(name: &str) -> String {
     format!("machine/{name}")
@@ -91,7 +94,15 @@ impl Dirty {
                     }
                     self.grown -= freed;
                 }
-                Record::Event(_) | Record::Start(_) | Record::Audit { .. } | Record::Stop => {}
+                Record::Shed(shed) => {
+                    self.changed.insert(SHED_KEY.to_owned());
+                    self.shed = shed.clone();
+                }
+                Record::Event(_)
+                | Record::Start(_)
+                | Record::Audit { .. }
+                | Record::Stop
+                | Record::Gone => {}
             }
         }
         Ok(())

@@ -320,6 +320,7 @@ impl Gate {
                 budget_bytes: 0,
                 commit: self.0.reader.durable(),
                 epoch: self.0.epoch,
+                telemetry_dropped: 0,
             },
             machines: Vec::new(),
             sinks: tokio::task::block_in_place(|| self.sink_status()),
@@ -341,6 +342,7 @@ impl Gate {
         };
         status.journal.used_bytes = snapshot.usage.used_bytes;
         status.journal.budget_bytes = snapshot.usage.budget_bytes;
+        status.journal.telemetry_dropped = snapshot.shed_total;
         status.journal.state = match (snapshot.recovery, &snapshot.full) {
             (true, _) => "damaged".into(),
             (false, Some(_)) => "full".into(),
