@@ -566,12 +566,18 @@ impl Backend for Gate {
                     found.ok_or_else(|| ReadError::NotFound(format!("no event {key} is kept")))?
                 }
             };
-            let found = gate
-                .read(move |reader| reader.events(position, limit, EVENTS_BYTES_MAX))
+            // A page may be cut short by its bytes: only a look behind it says whether it is the last.
+            let (found, next) = gate
+                .read(move |reader| {
+                    let found = reader.events(position, limit, EVENTS_BYTES_MAX)?;
+                    let last = found.last().map(|(position, ..)| *position);
+                    let more = match last {
+                        Some(last) => !reader.events(last, 1, 0)?.is_empty(),
+                        None => false,
+                    };
+                    Ok((found, last.filter(|_| more)))
+                })
                 .await?;
-            let next = (found.len() == limit)
-                .then(|| found.last().map(|(position, ..)| *position))
-                .flatten();
             let items = found
                 .into_iter()
                 .map(|(position, event, _)| (position, event))
