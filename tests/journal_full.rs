@@ -45,7 +45,15 @@ fn minute(epoch: Epoch, no: u64) -> Block {
 
 /// What the engine does between two rounds; the keys given up.
 fn make_room(journal: &mut Journal, epoch: Epoch, no: &mut u64, shed: &mut ShedRecord) -> u64 {
-    journal.maintain(&now_at(BASE_US), &policy(), 64).unwrap();
+    let mut slices = 0;
+    while slices < 8
+        && journal
+            .maintain(&now_at(BASE_US), &policy(), 64)
+            .unwrap()
+            .busy()
+    {
+        slices += 1;
+    }
     if journal.pressure() != Pressure::High {
         return 0;
     }

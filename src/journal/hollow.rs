@@ -22,11 +22,13 @@ use crate::failpoint;
 const SLICE_COMMITS_MAX: u64 = 512;
 /// Keys given up in one slice.
 const SLICE_KEYS_MAX: usize = 1_000;
-/// Telemetry is given up from so much of what may be kept, in percent: business events have the rest, and the
-/// store some slack for taking things out ...
-const HIGH_PERCENT: u64 = 75;
+/// No more is given up in one slice than this part of what may be kept, so that it is not more than needed.
+const SLICE_PARTS: u64 = 64;
+/// Telemetry is given up from so much of what may be kept, in percent. Business events have the rest; and a store
+/// that is rewritten when it takes twice what it keeps stays within the budget with its copy beside it ...
+const HIGH_PERCENT: u64 = 50;
 /// ... and there is room again below so much.
-const LOW_PERCENT: u64 = 55;
+const LOW_PERCENT: u64 = 35;
 
 /// How near the budget is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,11 +115,14 @@ impl Journal {
         let cursors = self.cursors_of(policy);
         let begin = self.thinning.looked.max(self.shed_through());
         let begin = begin.max(self.meta.trimmed_through);
+        let bytes_max = live_bytes_max(self.budget_bytes) / SLICE_PARTS;
         let mut keys = Vec::new();
+        let mut bytes = 0;
         let mut no = begin;
         while no < self.meta.derived_through
             && no - begin < SLICE_COMMITS_MAX
             && keys.len() < SLICE_KEYS_MAX
+            && bytes < bytes_max
         {
             let Some((head, body)) = guarded(|| state::get_block(&store, no + 1))? else {
                 break;
@@ -125,7 +130,11 @@ impl Journal {
             no = through(&head, &body)?;
             if head.events > 0 {
                 let block: Block = store::parse(&no_key(no), &body)?;
+                let before = keys.len();
                 keys.extend(untaken(&block, &cursors));
+                if keys.len() > before {
+                    bytes += body.len() as u64;
+                }
             }
         }
         self.thinning.looked = no;

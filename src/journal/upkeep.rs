@@ -290,8 +290,10 @@ impl Journal {
             std::fs::remove_dir_all(old)?;
             self.measure(true);
         }
-        let tight = self.disk.total > self.budget_bytes / 4 * 3 && file > live * 2;
-        if file < REWRITE_BYTES_MIN || !(file > live * REWRITE_FACTOR || tight) {
+        let tight = self.disk.total > self.budget_bytes / 2 && file > live * 2;
+        if file < REWRITE_BYTES_MIN.min(self.budget_bytes / 2)
+            || !(file > live * REWRITE_FACTOR || tight)
+        {
             return Ok(());
         }
         let generation = self.generation + 1;

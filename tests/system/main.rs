@@ -16,6 +16,7 @@ mod field_frames;
 mod field_keep;
 mod field_link;
 mod field_time;
+mod full_journal;
 mod harness;
 mod identity;
 mod kill_rounds;
