@@ -5,13 +5,13 @@
 use super::files;
 use super::frame::{self, Head, Kind, MAGIC};
 use super::hollow;
-use super::state::{Strides, events_in};
+use super::state::{Strides, events_in, source_key};
 use super::store::{StoreError, parse};
 use super::{Meta, no_key};
 use crate::core::ids::{CommitNo, OperationId};
 use crate::core::record::{
-    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, ShedRecord, Stored,
-    Tombstone,
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, ShedRecord, SinkRecord,
+    SourceRecord, Stored, Tombstone,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -51,6 +51,9 @@ pub(super) struct Evidence {
     order: BTreeMap<(CommitNo, OperationId), ()>,
     pub(super) machines: BTreeMap<String, (u64, MachineRecord)>,
     pub(super) cursors: BTreeMap<String, (u64, CursorRecord)>,
+    /// By [`source_key`].
+    pub(super) sources: BTreeMap<String, (u64, SourceRecord)>,
+    pub(super) sinks: BTreeMap<String, (u64, SinkRecord)>,
     pub(super) shed: (u64, ShedRecord),
     /// Runs of which nothing is kept: first and last commit.
     hollow: BTreeMap<u64, u64>,
@@ -76,6 +79,8 @@ impl Evidence {
             order: BTreeMap::new(),
             machines: BTreeMap::new(),
             cursors: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            sinks: BTreeMap::new(),
             shed: Default::default(),
             hollow: BTreeMap::new(),
             dead: BTreeMap::new(),
@@ -215,6 +220,16 @@ impl Evidence {
                     newer_ordered(&mut self.cursors, cursor.sink.clone(), head.no, cursor);
                 }
             }
+            Kind::Source => {
+                if let Ok(source) = postcard::from_bytes::<SourceRecord>(body) {
+                    newer_ordered(&mut self.sources, source_key(&source), head.no, source);
+                }
+            }
+            Kind::Sink => {
+                if let Ok(sink) = postcard::from_bytes::<SinkRecord>(body) {
+                    newer_ordered(&mut self.sinks, sink.sink.clone(), head.no, sink);
+                }
+            }
             Kind::DeadLetter => {
                 if let Ok(letter) = postcard::from_bytes::<DeadLetter>(body) {
                     let key = (letter.sink.clone(), letter.event.key.to_string());
@@ -284,6 +299,8 @@ impl Evidence {
                     }
                     Record::Machine(m) => newer_ordered(&mut self.machines, m.name.clone(), no, m),
                     Record::Cursor(c) => newer_ordered(&mut self.cursors, c.sink.clone(), no, c),
+                    Record::Source(s) => newer_ordered(&mut self.sources, source_key(&s), no, s),
+                    Record::Sink(s) => newer_ordered(&mut self.sinks, s.sink.clone(), no, s),
                     Record::DeadLetter(letter) => {
                         let key = (letter.sink.clone(), letter.event.key.to_string());
                         newer_ordered(&mut self.dead, key, no, Some(letter));

@@ -14,7 +14,7 @@ use super::store::{self, Store, StoreError, guarded};
 use super::writer::{CommitError, Journal, live_bytes_max};
 use super::{RECORDS_COUNT_MAX, no_key, read, state, write};
 use crate::core::ids::{CommitNo, EventKey};
-use crate::core::record::{Block, CursorRecord, Position, Record};
+use crate::core::record::{Ahead, Block, CursorRecord, Position, Record};
 use crate::core::spec::EventClass;
 use crate::failpoint;
 
@@ -142,9 +142,14 @@ impl Journal {
         Ok((!keys.is_empty()).then_some(Sheddable { through, keys }))
     }
 
-    fn cursors_of(&self, policy: &super::Retention) -> Vec<CursorRecord> {
+    /// How far each sink has come: its cursor, and what it has taken out of turn.
+    fn cursors_of(&self, policy: &super::Retention) -> Vec<(CursorRecord, Vec<Ahead>)> {
         let dirty = read(&self.shared.dirty);
-        let known = |sink: &String| dirty.cursors.get(sink).cloned().unwrap_or_default();
+        let known = |sink: &String| {
+            let ahead = dirty.sinks.get(sink).map(|sink| sink.ahead.clone());
+            let cursor = dirty.cursors.get(sink).cloned();
+            (cursor.unwrap_or_default(), ahead.unwrap_or_default())
+        };
         policy.sinks.iter().map(known).collect()
     }
 
@@ -191,11 +196,14 @@ impl Journal {
 }
 
 /// Telemetry of a block that some sink has not taken.
-fn untaken(block: &Block, cursors: &[CursorRecord]) -> Vec<EventKey> {
+fn untaken(block: &Block, sinks: &[(CursorRecord, Vec<Ahead>)]) -> Vec<EventKey> {
     let waits = |position: &Position| {
-        cursors
-            .iter()
-            .any(|cursor| cursor.through < *position && !cursor.sparse.contains(position))
+        sinks.iter().any(|(cursor, ahead)| {
+            let within = |run: &Ahead| run.from <= *position && *position <= run.to;
+            cursor.through < *position
+                && !cursor.sparse.contains(position)
+                && !ahead.iter().any(within)
+        })
     };
     let no = block.no;
     let records = block.records.iter().zip(0_u32..);
@@ -218,6 +226,8 @@ fn may_go(record: &Record) -> bool {
         Record::Operation(_)
         | Record::Machine(_)
         | Record::Cursor(_)
+        | Record::Source(_)
+        | Record::Sink(_)
         | Record::Shed(_)
         | Record::Gone => true,
         Record::DeadLetter(_)

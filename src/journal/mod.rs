@@ -19,7 +19,9 @@ mod upkeep;
 mod writer;
 
 use crate::core::ids::{CommitNo, Epoch, OperationId};
-use crate::core::record::{CursorRecord, MachineRecord, Operation, ShedRecord};
+use crate::core::record::{
+    CursorRecord, MachineRecord, Operation, ShedRecord, SinkRecord, SourceRecord,
+};
 use crate::core::time::Now;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -27,7 +29,7 @@ use std::time::Duration;
 
 pub use hollow::{Pressure, Sheddable};
 pub use open::open;
-pub use reader::{Backlog, OperationQuery, ReadError, Reader, SCAN_OPERATIONS_MAX};
+pub use reader::{Backlog, OperationQuery, ReadError, Reader, SCAN_OPERATIONS_MAX, Scanned};
 pub use salvage::{Damaged, Report, SalvageReport, ToolError, adopt, check, export, salvage};
 pub use upkeep::{Maintained, REWRITE_BYTES_MIN, REWRITE_FACTOR, Retention};
 pub use writer::{Capacity, CommitError, DIRTY_OPERATIONS_MAX, Journal, Usage};
@@ -78,6 +80,10 @@ pub struct Recovered {
     pub machines: Vec<MachineRecord>,
     /// Sinks' progress.
     pub cursors: Vec<CursorRecord>,
+    /// How far the sources at the machines were taken.
+    pub sources: Vec<SourceRecord>,
+    /// What else there is to sinks' progress.
+    pub sinks: Vec<SinkRecord>,
     /// Telemetry that was given up.
     pub shed: ShedRecord,
     /// Dead letters that wait, by sink.

@@ -444,6 +444,12 @@ impl Loaded {
             } else if key.starts_with(b"machine/") {
                 let machine: crate::core::record::MachineRecord = store::parse(&key, &body)?;
                 dirty.machines.insert(machine.name.clone(), machine);
+            } else if key.starts_with(b"source/") {
+                let source: crate::core::record::SourceRecord = store::parse(&key, &body)?;
+                dirty.sources.insert(state::source_key(&source), source);
+            } else if key.starts_with(b"sink/") {
+                let sink: crate::core::record::SinkRecord = store::parse(&key, &body)?;
+                dirty.sinks.insert(sink.sink.clone(), sink);
             } else {
                 let cursor: crate::core::record::CursorRecord = store::parse(&key, &body)?;
                 dirty.cursors.insert(cursor.sink.clone(), cursor);
@@ -563,6 +569,8 @@ fn finish(
         open_operations: loaded.open_operations,
         machines: loaded.dirty.machines.values().cloned().collect(),
         cursors: loaded.dirty.cursors.values().cloned().collect(),
+        sources: loaded.dirty.sources.values().cloned().collect(),
+        sinks: loaded.dirty.sinks.values().cloned().collect(),
         shed: loaded.dirty.shed.clone(),
         dead_letters: loaded.dirty.dead.clone().into_iter().collect(),
         highest_wall_us: loaded.highest_wall_us.max(0),

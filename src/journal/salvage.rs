@@ -6,7 +6,7 @@ use super::evidence::Evidence;
 use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault};
 use super::open::{draw_epoch, find_generation, try_open, unproven_before_us};
 use super::reader::{Reader, Source};
-use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key};
+use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key, sink_key, source_key};
 use super::store::{self, Store, StoreError, guarded};
 use super::{Finding, Meta, Options, Recovered};
 use crate::core::ids::{CommitNo, Epoch};
@@ -81,6 +81,8 @@ fn recovered(evidence: &Evidence, findings: &[Finding]) -> Recovered {
         open_operations: open,
         machines: evidence.machines.values().map(|(_, m)| m.clone()).collect(),
         cursors: evidence.cursors.values().map(|(_, c)| c.clone()).collect(),
+        sources: evidence.sources.values().map(|(_, s)| s.clone()).collect(),
+        sinks: evidence.sinks.values().map(|(_, s)| s.clone()).collect(),
         dead_letters: dead.into_iter().collect(),
         shed: evidence.shed.1.clone(),
         highest_wall_us: evidence.highest_wall_us,
@@ -287,6 +289,12 @@ pub fn export(dir: &Path, out: &mut impl Write) -> Result<Report, ToolError> {
     for (_, cursor) in evidence.cursors.values() {
         line("cursor", json(serde_json::to_value(cursor))?)?;
     }
+    for (_, source) in evidence.sources.values() {
+        line("source", json(serde_json::to_value(source))?)?;
+    }
+    for (_, sink) in evidence.sinks.values() {
+        line("sink", json(serde_json::to_value(sink))?)?;
+    }
     for (_, letter) in evidence.all_dead_letters() {
         line("dead_letter", json(serde_json::to_value(letter))?)?;
     }
@@ -483,6 +491,14 @@ fn fill_trees(store: &Store, evidence: &Evidence) -> Result<(), StoreError> {
     for (no, cursor) in evidence.cursors.values() {
         let frames = store::framed(Kind::Cursor, *no, 0, cursor)?;
         store::put(&store.keyed, cursor_key(&cursor.sink).as_bytes(), &frames)?;
+    }
+    for (no, source) in evidence.sources.values() {
+        let frames = store::framed(Kind::Source, *no, 0, source)?;
+        store::put(&store.keyed, source_key(source).as_bytes(), &frames)?;
+    }
+    for (no, sink) in evidence.sinks.values() {
+        let frames = store::framed(Kind::Sink, *no, 0, sink)?;
+        store::put(&store.keyed, sink_key(&sink.sink).as_bytes(), &frames)?;
     }
     let (no, shed) = &evidence.shed;
     let frames = store::framed(Kind::Shed, *no, 0, shed)?;

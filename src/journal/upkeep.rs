@@ -158,6 +158,14 @@ impl Journal {
                     .machines
                     .get(name)
                     .map(|m| store::framed(Kind::Machine, no, 0, m)),
+                Some(("source", _)) => dirty
+                    .sources
+                    .get(key)
+                    .map(|s| store::framed(Kind::Source, no, 0, s)),
+                Some(("sink", name)) => dirty
+                    .sinks
+                    .get(name)
+                    .map(|s| store::framed(Kind::Sink, no, 0, s)),
                 Some((_, name)) => dirty
                     .cursors
                     .get(name)

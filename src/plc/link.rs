@@ -8,8 +8,8 @@ use super::modbus::{self, Called, End, Session};
 use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
 use crate::core::contract::{DeviceCode, Exchange, Job, Outcome, Reply};
 use crate::core::spec::{
-    Address, EventKind, GateSpec, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, ModbusTcp,
-    Quality, Scalar, Value,
+    Address, GateSpec, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, ModbusTcp, Quality, Scalar,
+    Value,
 };
 use crate::core::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use crate::core::values;
@@ -132,6 +132,12 @@ pub struct Link {
 pub(super) struct Words(pub(super) Vec<(Span, Vec<u16>)>);
 
 impl Words {
+    /// The words of a value, as they were read.
+    pub(super) fn raw(&self, at: &Scalar) -> Option<Vec<u16>> {
+        let words = self.0.iter().find_map(|(span, words)| span.part(at, words));
+        words.map(<[u16]>::to_vec)
+    }
+
     pub(super) fn value(&self, at: &Scalar) -> Result<Value, String> {
         let words = self.0.iter().find_map(|(span, words)| span.part(at, words));
         values::decode(
@@ -626,10 +632,7 @@ fn probe_place(spec: &MachineSpec) -> Span {
         }
     });
     let tags = spec.tags.iter().map(|tag| tag.at);
-    let events = spec.events.iter().map(|event| {
-        let EventKind::OnChange { at, .. } = &event.kind;
-        *at
-    });
+    let events = spec.events.iter().map(|event| event.kind.first_place());
     let first = gate_places(&spec.gate)
         .into_iter()
         .chain(tags)

@@ -9,3 +9,4 @@ mod matching;
 mod metered;
 pub mod modbus;
 pub mod plan;
+pub mod source;

@@ -7,12 +7,13 @@ use super::clock::Clock;
 use super::engine::{Engine, EngineError, Message, Store, Switchboard, WAITING_MESSAGES_MAX};
 use super::machine_task::{MachineTask, Shared};
 use super::progress::Progress;
-use super::sink_task::{SinkErrand, SinkShared, SinkTask};
+use super::sink_state::SinkShared;
+use super::sink_task::{SinkErrand, SinkTask};
 use crate::api;
 use crate::config::{self, GatewayConfig, Problem, Who};
 use crate::core::gateway::{Gateway, Restored, Settings};
 use crate::core::lifecycle::Actor;
-use crate::core::record::{CursorRecord, Record, StartRecord};
+use crate::core::record::{CursorRecord, Record, SinkRecord, StartRecord};
 use crate::core::roles::{self, Roles};
 use crate::core::spec::MachineSpec;
 use crate::journal::{self, OpenError, Opened, Options, Recovered, Retention};
@@ -173,6 +174,7 @@ fn build(
         next_commit: recovered.next_commit,
         operations: recovered.open_operations.clone(),
         machines: recovered.machines.clone(),
+        sources: recovered.sources.clone(),
         highest_wall_us: recovered.highest_wall_us,
         unproven_before_us: recovered.unproven_before_us,
         new_incarnation: recovered.note.is_some(),
@@ -218,13 +220,18 @@ fn build(
             sink: sink.name.clone(),
             ..CursorRecord::default()
         });
+        let more = recovered.sinks.iter().find(|more| more.sink == sink.name);
+        let more = more.cloned().unwrap_or_else(|| SinkRecord {
+            sink: sink.name.clone(),
+            ..SinkRecord::default()
+        });
         let (errands, taken) = mpsc::channel::<SinkErrand>(SINK_ERRANDS_MAX);
-        let place = super::place::sink(&sink.kind);
+        let place = super::place::sink(&config.gateway, sink);
         let shared = Arc::new(SinkShared::new(
             &sink.name,
-            place.kind,
-            place.ack_level.name(),
+            (place.kind, place.ack_level.name(), place.lanes.len()),
             cursor,
+            more,
         ));
         shown.push((Arc::clone(&shared), errands));
         sinks.push(SinkTask {
@@ -236,7 +243,6 @@ fn build(
             errands: taken,
             stop: watch::channel(false).1,
             volatile: recovery,
-            read_failed: false,
         });
     }
     let gate = Gate::new(Inner {

@@ -7,6 +7,7 @@ mod fault;
 mod frame;
 mod mailbox;
 mod server;
+mod source;
 mod spec;
 mod state;
 #[cfg(test)]
@@ -18,9 +19,10 @@ mod tests_mailbox;
 
 pub use device::{Cause, Device, Effect, LEDGER_EFFECTS_MAX, SEEN_REQUESTS_MAX, Seen};
 pub use fault::{ALWAYS, Act, Fault, Matching};
+pub use source::{Item, data_word};
 pub use spec::{
-    Add, Counter, DoneProgram, Hole, InvalidSpec, MailboxProgram, Offset, Opcode, Order, Place,
-    Points, Registers, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
+    Add, Counter, DoneProgram, Handshake, Hole, InvalidSpec, MailboxProgram, Offset, Opcode, Order,
+    Pieces, Place, Points, Registers, Ring, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
 };
 
 use std::io::{self, Write};
