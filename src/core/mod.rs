@@ -22,6 +22,7 @@ mod outcome;
 pub mod policy;
 pub mod record;
 pub mod roles;
+pub mod shed;
 mod source;
 pub mod spec;
 mod submit;

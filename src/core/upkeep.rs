@@ -61,6 +61,7 @@ impl Gateway {
             format!("{foreign}: no machine is touched until somebody says which of the two goes on")
         });
         self.set_alarm(turn, "foreign_journal", "", text);
+        self.alarm_shed(turn);
         let previous = self.start.previous_epoch;
         let body = serde_json::json!({
             "previous_epoch": (previous.0 > 0).then(|| previous.to_string()),

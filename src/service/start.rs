@@ -182,6 +182,7 @@ fn build(
         note: recovered.note.clone(),
         clean: recovered.clean,
         foreign: recovered.foreign.clone(),
+        shed: recovered.shed.clone(),
         recovery,
     };
     let seed = now.boottime_ns ^ recovered.epoch.0.rotate_left(32);
