@@ -985,7 +985,9 @@ fn what_expires_before_the_link_tries_again_and_what_never_completes_is_warned_o
     let early = "ttl 10s is shorter than reconnect_max";
     let never = "completion is none, so it always ends as outcome_unknown";
     let plain = machine_accepted("unit = 1\n", "unit = 1\n");
-    let LinkSpec::ModbusTcp(link) = &plain.machines[0].link;
+    let LinkSpec::ModbusTcp(link) = &plain.machines[0].link else {
+        panic!("{:?}", plain.machines[0].link);
+    };
     assert_eq!(link.reconnect_ms_max, RECONNECT_MS_MAX_DEFAULT);
     assert_eq!((warned(&plain, early), warned(&plain, never)), (0, 0));
     let slow = machine_accepted("unit = 1\n", "unit = 1\nreconnect_max = \"11s\"\n");
@@ -1086,7 +1088,7 @@ fn what_this_version_does_not_have_is_refused_by_name() {
             "\"modbus-tcp\"",
             &format!("{protocol:?}"),
             &format!("{protocol:?}"),
-            &["the only protocol that this version speaks"],
+            &["the protocols that this version speaks"],
         );
     }
     for kind in ["http", "postgres", "mqtt"] {

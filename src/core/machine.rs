@@ -672,8 +672,7 @@ impl Gateway {
                     let order = row
                         .args
                         .last()
-                        .map(|arg| arg.word_order)
-                        .unwrap_or_default();
+                        .map_or(start.area().word_order(), |arg| arg.word_order);
                     words.extend(mailbox::split_u32(id, order));
                 }
                 Ok(Job::Write {
@@ -684,6 +683,7 @@ impl Gateway {
             Action::Mailbox { opcode } => self
                 .mailbox_request(turn, name, id, *opcode, words)
                 .map(Job::Mailbox),
+            Action::Remote { order } => Ok(Job::Remote(*order)),
         }
     }
 
@@ -912,6 +912,7 @@ fn job_sha256(job: &Job) -> [u8; 32] {
                 .iter()
                 .for_each(|word| hash.update(word.to_be_bytes()));
         }
+        Job::Remote(order) => hash.update(order.name()),
     }
     hash.finalize().into()
 }
