@@ -1083,7 +1083,7 @@ fn what_this_version_does_not_have_is_refused_by_name() {
             &["not watched yet", "on_change"],
         );
     }
-    for protocol in ["modbus-rtu", "mc-3e"] {
+    for protocol in ["modbus-rtu", "mc-3c"] {
         machine_refused(
             "\"modbus-tcp\"",
             &format!("{protocol:?}"),

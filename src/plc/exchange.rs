@@ -188,7 +188,10 @@ pub(super) trait Codec: Send {
     /// In plain words: no one frame can do it.
     fn encode(&self, ask: &Ask, ident: u16) -> Result<Vec<u8>, String>;
     /// What a frame says that fits the request.
-    fn decode(&self, ask: &Ask, reply: &[u8]) -> End;
+    ///
+    /// # Errors
+    /// In plain words: it is no reply to this request after all, and the line is in doubt.
+    fn decode(&self, ask: &Ask, reply: &[u8]) -> Result<End, String>;
     /// How a request is identified on the wire.
     fn ident(&self, ident: u16) -> String;
     /// What a device that never answers anything may mean, in plain words.
@@ -247,9 +250,16 @@ impl Framed {
         }
         count(&self.tally.requests);
         let exchanged = timeout(self.timeout, exchange(self.line.clone(), &request)).await;
-        let meter = self.line.meter();
+        let mut meter = self.line.meter();
         let end = match exchanged {
-            Ok(Ok(frame)) => self.codec.decode(ask, &frame),
+            Ok(Ok(frame)) => match self.codec.decode(ask, &frame) {
+                Ok(end) => end,
+                Err(why) => {
+                    count(&self.tally.misfits);
+                    meter.replied_at = None;
+                    broken(&meter, why)
+                }
+            },
             Ok(Err(error)) => broken(&meter, error.to_string()),
             Err(_) => {
                 count(&self.tally.timeouts);

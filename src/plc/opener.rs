@@ -4,14 +4,17 @@
 
 use super::exchange::Session;
 use super::metered::{Clock, Tally};
-use super::modbus;
+use super::wire::RetiredPorts;
+use super::{melsec, modbus};
 use crate::core::melsec::{Device, Kind};
 use crate::core::spec::{Address, LinkSpec, ModbusArea};
 use std::sync::Arc;
 
 /// Opens one link's connections.
 #[derive(Default)]
-pub(super) struct Opener {}
+pub(super) struct Opener {
+    retired: RetiredPorts,
+}
 
 impl Opener {
     /// The next connection; it has proven nothing yet.
@@ -25,7 +28,9 @@ impl Opener {
             LinkSpec::ModbusTcp(link) => modbus::Session::open(link, clock, tally)
                 .await
                 .map(Session::Modbus),
-            LinkSpec::Mc(_) => Err(std::io::ErrorKind::Unsupported.into()),
+            LinkSpec::Mc(link) => melsec::open(link, &mut self.retired, clock, tally)
+                .await
+                .map(Session::Framed),
         }
     }
 }
