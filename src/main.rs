@@ -12,6 +12,7 @@ fn main() -> ExitCode {
     let local = Local {
         run: local::run::run,
         check: local::check::check,
+        board: local::board::board,
         demo: local::demo::demo,
         sim: local::run::sim,
         journal: local::journal::journal,

@@ -177,12 +177,26 @@ pub struct SinkStatus {
     pub ack_level: String,
     /// `ok`, `retrying` or `stopped`, and why.
     pub state: String,
+    /// The first of these words.
+    pub circuit: &'static str,
     /// Events not yet finished, their bytes, the oldest's wall time in microseconds.
     pub backlog: (u64, u64, Option<i64>),
     /// In the order: accepted, duplicates, conflicts, malformed, retries.
     pub counters: [u64; 5],
     /// Dead letters that stand.
     pub dead_letters: u64,
+    /// Events a second over the last half minute, new and finished, in thousandths; `None` until measured.
+    pub rates_milli: Option<(u64, u64)>,
+    /// Fresh events overtake a backlog.
+    pub overtaking: bool,
+    /// How many batches may be under way, and how many are.
+    pub lanes: usize,
+    /// See `lanes`.
+    pub in_flight: usize,
+    /// How many of the counted answers, other than retries, were to dead letters sent again.
+    pub resent: u64,
+    /// How many finished events were sent again by a person's wish.
+    pub rewound: u64,
 }
 
 /// Everything `GET /v1/status` shows.

@@ -4,7 +4,6 @@
 
 pub mod backend;
 pub mod metrics;
-mod patience;
 pub mod policy;
 pub mod problem;
 pub mod reads;

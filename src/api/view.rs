@@ -337,6 +337,8 @@ pub fn view_sink(sink: &backend::SinkStatus) -> SinkView {
         .counters
         .iter()
         .fold(0_u64, |sum, n| sum.saturating_add(*n));
+    let per_s = |milli: u64| milli as f64 / 1000.0;
+    let (trend, drains_in) = trend(events, sink.rates_milli);
     SinkView {
         name: sink.name.clone(),
         kind: sink.kind.clone(),
@@ -354,8 +356,35 @@ pub fn view_sink(sink: &backend::SinkStatus) -> SinkView {
             conflicts: conflicts.to_string(),
             malformed: malformed.to_string(),
             retries: retries.to_string(),
+            resent: sink.resent.to_string(),
+            rewound: sink.rewound.to_string(),
         },
         dead_letters: sink.dead_letters,
+        circuit: sink.circuit.into(),
+        in_per_s: sink.rates_milli.map(|(new, _)| per_s(new)),
+        out_per_s: sink.rates_milli.map(|(_, done)| per_s(done)),
+        trend: trend.into(),
+        drains_in,
+        overtaking: sink.overtaking,
+        lanes: sink.lanes,
+        in_flight: sink.in_flight,
+    }
+}
+
+/// Which way a backlog goes, and how long until it is gone at this pace.
+fn trend(events: u64, rates_milli: Option<(u64, u64)>) -> (&'static str, Option<String>) {
+    match rates_milli {
+        _ if events == 0 => ("drained", None),
+        None => ("not_measured", None),
+        Some((new, done)) if done > new => {
+            let seconds = (u128::from(events) * 1000).div_ceil(u128::from(done - new));
+            let ms = u64::try_from(seconds)
+                .unwrap_or(u64::MAX)
+                .saturating_mul(1000);
+            ("draining", Some(show_duration_ms(ms)))
+        }
+        Some((new, done)) if done < new => ("growing", None),
+        Some(_) => ("standing", None),
     }
 }
 

@@ -87,6 +87,8 @@ pub enum Command {
     Run,
     /// Validate all configuration offline, and print the policy that results
     Check,
+    /// Show the board profile in use, and hold it against this computer
+    Board(BoardArgs),
     /// See it work: simulated PLC, gateway and file sink in one directory
     Demo(DemoArgs),
     /// Run a simulated PLC from a TOML file
@@ -144,7 +146,7 @@ pub enum Command {
         #[arg(long, value_name = "T")]
         since: Option<String>,
     },
-    /// Check, export or salvage a stopped gateway's journal
+    /// Check, export, salvage or adopt a stopped gateway's journal
     #[command(subcommand)]
     Journal(JournalCommand),
     /// Read the configuration again: all or nothing
@@ -175,6 +177,16 @@ pub struct DemoArgs {
     pub once: bool,
 }
 
+/// Arguments of `board`.
+#[derive(Clone, Debug, Args)]
+pub struct BoardArgs {
+    /// Another profile than the one in use
+    pub name: Option<String>,
+    /// List all profiles instead, and which of them this computer answers to
+    #[arg(long, conflicts_with = "name")]
+    pub list: bool,
+}
+
 /// What can be done with a journal offline.
 #[derive(Clone, Debug, Subcommand)]
 pub enum JournalCommand {
@@ -202,6 +214,14 @@ pub enum JournalCommand {
         #[arg(long)]
         yes: bool,
     },
+    /// Say that this computer takes the place of the one that wrote the journal
+    Adopt {
+        /// The journal's directory
+        dir: PathBuf,
+        /// Why, for those who read the journal later
+        #[arg(long)]
+        reason: String,
+    },
 }
 
 /// The commands that do not talk to a running gateway; the program hands them in.
@@ -211,6 +231,8 @@ pub struct Local {
     pub run: fn(&Global) -> Exit,
     /// `check`
     pub check: fn(&Global) -> Exit,
+    /// `board`
+    pub board: fn(&Global, &BoardArgs) -> Exit,
     /// `demo`
     pub demo: fn(&Global, &DemoArgs) -> Exit,
     /// `sim`
@@ -237,6 +259,7 @@ pub fn dispatch(cli: Cli, local: Local) -> Exit {
     match command {
         Command::Run => (local.run)(&global),
         Command::Check => (local.check)(&global),
+        Command::Board(args) => (local.board)(&global, &args),
         Command::Demo(args) => (local.demo)(&global, &args),
         Command::Sim { file } => (local.sim)(&global, &file),
         Command::Journal(what) => (local.journal)(&global, &what),
@@ -297,6 +320,7 @@ async fn remote(
         // Done by `dispatch`.
         Command::Run
         | Command::Check
+        | Command::Board(_)
         | Command::Demo(_)
         | Command::Sim { .. }
         | Command::Journal(_)

@@ -7,7 +7,7 @@ use super::point::{self, Claim, overlap};
 use super::reader::{Node, Table, show_duration};
 use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS};
 use crate::core::spec::{
-    Address, Area, Completion, DataType, EventKind, MachineSpec, MailboxSpec, Tag, TagGroup,
+    Address, Area, Completion, DataType, MachineSpec, MailboxSpec, Tag, TagGroup,
 };
 use std::ops::Range;
 
@@ -37,6 +37,38 @@ pub(super) fn overlaps(claims: &[Claim<'_>]) {
                 "registers of its own, or the same address, type and word order",
                 None,
             );
+        }
+    }
+}
+
+/// What a command writes must not be able to acknowledge, or to present, an item; nor may two sources share a bit.
+pub(super) fn acknowledgements(claims: &[Claim<'_>]) {
+    let of_handshake = |claim: &&Claim<'_>| {
+        ["the ack of event", "the ready bit of event"]
+            .iter()
+            .any(|own| claim.what.starts_with(own))
+    };
+    for (index, bit) in claims
+        .iter()
+        .enumerate()
+        .filter(|(_, claim)| of_handshake(claim))
+    {
+        let (area, range) = bit.extent();
+        for (other_index, other) in claims.iter().enumerate() {
+            let (other_area, taken) = other.extent();
+            let writes = other.what.starts_with("argument");
+            let meets = area == other_area && overlap(&range, &taken);
+            // Of two bits the later is told.
+            let shared = of_handshake(&other) && other_index < index;
+            if meets && (writes || shared) {
+                let late = if writes { other } else { bit };
+                let early = if writes { bit } else { other };
+                late.node.problem(
+                    format!("{} on {}, which is {}", late.what, span(area, &taken), early.what),
+                    "a place of its own: whoever writes there could acknowledge an item that is not durable",
+                    None,
+                );
+            }
         }
     }
 }
@@ -226,9 +258,7 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
         }
     }
     let polls = spec.tags.iter().map(|tag| tag.poll_ms);
-    let watches = spec.events.iter().map(|event| match event.kind {
-        EventKind::OnChange { poll_ms, .. } => poll_ms,
-    });
+    let watches = spec.events.iter().map(|event| event.kind.poll_ms());
     if let Some(fastest) = polls.chain(watches).min()
         && fastest < spec.link.timeout_ms()
     {

@@ -16,11 +16,14 @@ pub mod lifecycle;
 pub mod machine;
 pub mod mailbox;
 pub mod melsec;
+pub mod numbering;
 pub mod outbox;
+mod outbox_ranges;
 mod outcome;
 pub mod policy;
 pub mod record;
 pub mod roles;
+mod source;
 pub mod spec;
 mod submit;
 pub mod time;
@@ -28,6 +31,7 @@ mod turn;
 pub mod units;
 mod upkeep;
 pub mod values;
+pub mod wire;
 
 #[cfg(test)]
 mod corners;
@@ -35,3 +39,5 @@ mod corners;
 mod scenarios;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod source_tests;

@@ -240,7 +240,7 @@ impl Gateway {
         if before == text {
             return;
         }
-        let source = if about.is_empty() {
+        let source = if about.is_empty() || code == "sink_stopped" {
             self.settings.gateway.clone()
         } else {
             about.to_owned()

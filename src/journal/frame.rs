@@ -40,6 +40,8 @@ pub(super) enum Kind {
     Cursor = 5,
     DeadLetter = 6,
     Meta = 7,
+    Source = 8,
+    Sink = 9,
 }
 
 impl Kind {
@@ -52,6 +54,8 @@ impl Kind {
             Self::Cursor,
             Self::DeadLetter,
             Self::Meta,
+            Self::Source,
+            Self::Sink,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)

@@ -2,6 +2,7 @@
 //! May call: files, store, state, salvage.
 //! Never: start an empty journal over an existing one; let the store touch unproven files without a copy.
 
+use super::computer::{self, Computer};
 use super::evidence::Evidence;
 use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault, Manifest};
 use super::frame::{self, FORMAT_VERSION};
@@ -111,6 +112,12 @@ fn create(options: &Options) -> Result<(), OpenError> {
         machine_id: options.machine_id.clone(),
         gateway: options.gateway.clone(),
         note: Some("created".into()),
+        // A journal may have been here before: a partition that is not mounted, a directory that was removed.
+        unproven_before_us: if options.now.wall_trusted {
+            options.now.wall_us
+        } else {
+            0
+        },
         ..Meta::default()
     };
     guarded(|| {
@@ -137,8 +144,9 @@ fn create(options: &Options) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// A new incarnation's epoch: from wall time, never before the build, random in its low bits, and
-/// above `known`.
+/// The epoch of a start: from wall time, never before the build, random in its low bits, and above
+/// `known`. What was given out after this state was saved cannot be read from it, if the disk was set
+/// back; wall time goes on, and the random bits tell two starts from the same state apart.
 pub(super) fn draw_epoch(options: &Options, known: u64) -> Result<u64, OpenError> {
     let wall_us = options.now.wall_us.max(options.build_wall_us).max(0);
     let seconds = u64::try_from(wall_us).unwrap_or(0) / 1_000_000;
@@ -412,6 +420,12 @@ impl Loaded {
             if key.starts_with(b"machine/") {
                 let machine: crate::core::record::MachineRecord = store::parse(&key, &body)?;
                 dirty.machines.insert(machine.name.clone(), machine);
+            } else if key.starts_with(b"source/") {
+                let source: crate::core::record::SourceRecord = store::parse(&key, &body)?;
+                dirty.sources.insert(state::source_key(&source), source);
+            } else if key.starts_with(b"sink/") {
+                let sink: crate::core::record::SinkRecord = store::parse(&key, &body)?;
+                dirty.sinks.insert(sink.sink.clone(), sink);
             } else {
                 let cursor: crate::core::record::CursorRecord = store::parse(&key, &body)?;
                 dirty.cursors.insert(cursor.sink.clone(), cursor);
@@ -478,18 +492,35 @@ fn finish(
     }
     let mut meta = loaded.meta;
     let identity = files::identity(&loaded.store.dir.join("db"))?;
+    let computer = computer::compare(&meta.machine_id, &options.machine_id);
+    let fresh = loaded.last == 0 && meta.note.as_deref() == Some("created");
     let mut note = meta.note.take();
-    if note.is_some() || identity != meta.identity || options.machine_id != meta.machine_id {
+    if identity != meta.identity || computer != Computer::Same {
         if note.is_none() {
             note = Some("this journal is a copy of another, or was moved".into());
-            meta.unproven_before_us = unproven_before_us(&options.now, loaded.highest_wall_us);
         }
-        meta.epoch = draw_epoch(&options, loaded.last_epoch)?;
-    } else {
-        meta.epoch = loaded.last_epoch + 1;
+        if !fresh {
+            meta.unproven_before_us = meta
+                .unproven_before_us
+                .max(unproven_before_us(&options.now, loaded.highest_wall_us));
+        }
     }
+    if options.now.wall_trusted {
+        meta.unproven_before_us = meta.unproven_before_us.min(options.now.wall_us);
+    }
+    if computer == Computer::Another && !fresh {
+        // Before the new computer is on record: the next start must not take this for settled.
+        files::write_whole(
+            &options.dir.join(files::FOREIGN),
+            foreign(&meta, &options).as_bytes(),
+        )?;
+    }
+    if let Some(reason) = take_adoption(&options.dir)? {
+        note = Some(reason);
+    }
+    meta.epoch = draw_epoch(&options, loaded.last_epoch)?;
     meta.identity = identity;
-    meta.machine_id.clone_from(&options.machine_id);
+    meta.machine_id = computer::merged(&meta.machine_id, &options.machine_id);
     meta.gateway.clone_from(&options.gateway);
     let begun = guarded(|| {
         state::put_meta(&loaded.store, &meta)?;
@@ -514,10 +545,18 @@ fn finish(
         open_operations: loaded.open_operations,
         machines: loaded.dirty.machines.values().cloned().collect(),
         cursors: loaded.dirty.cursors.values().cloned().collect(),
+        sources: loaded.dirty.sources.values().cloned().collect(),
+        sinks: loaded.dirty.sinks.values().cloned().collect(),
         dead_letters: loaded.dirty.dead.clone().into_iter().collect(),
         highest_wall_us: loaded.highest_wall_us.max(0),
         clean,
+        previous_epoch: Epoch(if loaded.last == 0 {
+            0
+        } else {
+            loaded.last_epoch
+        }),
         note,
+        foreign: read_foreign(&options.dir),
         unproven_before_us: meta.unproven_before_us,
         findings: Vec::new(),
     };
@@ -545,6 +584,51 @@ fn finish(
         displaced: false,
     };
     Ok(Opened::Normal(Box::new(journal), recovered))
+}
+
+/// What a person is told about a journal from another computer.
+fn foreign(meta: &Meta, options: &Options) -> String {
+    format!(
+        "the journal of gateway {:?} was written on another computer ({}), this one is {}",
+        meta.gateway, meta.machine_id, options.machine_id
+    )
+}
+
+/// Whether the journal waits for somebody to say that this computer is to go on with it. That the file is there
+/// decides; its text informs.
+fn read_foreign(dir: &Path) -> Option<String> {
+    let path = dir.join(files::FOREIGN);
+    let there = path.try_exists().unwrap_or(true);
+    there.then(|| {
+        let text = files::read_small(&path).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text)
+            .trim_matches(['\0', '\n'])
+            .to_owned();
+        if text.is_empty() {
+            "the journal was written on another computer".to_owned()
+        } else {
+            text
+        }
+    })
+}
+
+/// Somebody said that this computer takes the place of the other one: the reason, once.
+fn take_adoption(dir: &Path) -> Result<Option<String>, OpenError> {
+    let path = dir.join(files::ADOPTED);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let reason = String::from_utf8_lossy(&files::read_small(&path)?)
+        .trim()
+        .to_owned();
+    for name in [files::FOREIGN, files::ADOPTED] {
+        let path = dir.join(name);
+        if path.exists() {
+            fs::remove_file(path)?;
+            files::sync_dir(dir)?;
+        }
+    }
+    Ok(Some(format!("adopted from another computer: {reason}")))
 }
 
 /// Everything is proven: drop the copy and other generations, make good manifest and marker.

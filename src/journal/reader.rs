@@ -18,6 +18,12 @@ use tokio::sync::watch;
 /// Most operations looked at for one page of a filtered list.
 pub const SCAN_OPERATIONS_MAX: usize = 2_000;
 
+/// Most blocks looked at in one step of a scan.
+const SCAN_BLOCKS_MAX: usize = 10_000;
+
+/// Events with their places, and up to which commit all was looked at, if to the end of one.
+pub type Scanned = (Vec<(Position, EventRecord)>, Option<CommitNo>);
+
 /// Why a read failed: the disk, or damage that came since the open.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the journal cannot be read: {0}; run `holdfast journal check`")]
@@ -221,6 +227,56 @@ impl Reader {
             }
         }
         Ok(found)
+    }
+
+    /// As [`Reader::events`], for whoever reads on and on: also up to which commit all was looked at, if to
+    /// the end of one.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn scan(
+        &self,
+        after: Position,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Scanned, ReadError> {
+        let mut found = Vec::new();
+        let mut bytes = 0_usize;
+        let mut at = after
+            .no
+            .0
+            .saturating_sub(u64::from(after.index != u32::MAX));
+        for _ in 0..SCAN_BLOCKS_MAX {
+            let durable = self.durable();
+            let Some((head, body)) = self.next_block(at)? else {
+                return Ok((found, Some(durable)));
+            };
+            if head.events > 0 {
+                let block: Block = store::parse(&super::no_key(head.no), &body)?;
+                for (record, index) in block.records.into_iter().zip(0_u32..) {
+                    let position = Position {
+                        no: block.no,
+                        index,
+                    };
+                    let Record::Event(event) = record else {
+                        continue;
+                    };
+                    if position <= after {
+                        continue;
+                    }
+                    bytes = bytes.saturating_add(event.body.len());
+                    if found.len() >= limit || (bytes > max_bytes && !found.is_empty()) {
+                        return Ok((found, None));
+                    }
+                    found.push((position, event));
+                }
+            }
+            at = head.no;
+            if found.len() >= limit {
+                break;
+            }
+        }
+        Ok((found, Some(CommitNo(at))))
     }
 
     /// Where the event of `key` is, if the log still holds it.

@@ -88,6 +88,11 @@ impl Journal {
             self.rewrite_slice(entries_max, &mut did)?;
             return Ok(did);
         }
+        if now.wall_trusted && self.meta.unproven_before_us > now.wall_us {
+            self.meta.unproven_before_us = now.wall_us;
+            let store = self.store()?;
+            self.put_meta(&store)?;
+        }
         did.settled = self.checkpoint(entries_max)?;
         let short = self.usage().used_bytes > live_bytes_max(self.budget_bytes) / 2;
         did.trimmed = self.trim(now, policy, entries_max, short)?;
@@ -146,6 +151,14 @@ impl Journal {
                     .machines
                     .get(name)
                     .map(|m| store::framed(Kind::Machine, no, 0, m)),
+                Some(("source", _)) => dirty
+                    .sources
+                    .get(key)
+                    .map(|s| store::framed(Kind::Source, no, 0, s)),
+                Some(("sink", name)) => dirty
+                    .sinks
+                    .get(name)
+                    .map(|s| store::framed(Kind::Sink, no, 0, s)),
                 Some((_, name)) => dirty
                     .cursors
                     .get(name)

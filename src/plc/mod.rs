@@ -13,4 +13,5 @@ pub mod modbus;
 mod opener;
 pub mod plan;
 mod remote;
+pub mod source;
 mod wire;

@@ -6,7 +6,8 @@ use super::clock::Clock;
 use super::engine::{Message, Snapshot, Switchboard};
 use super::machine_task::{Errand, Shared};
 use super::progress::Progress;
-use super::sink_task::{SinkErrand, SinkShared, settled};
+use super::sink_state::SinkShared;
+use super::sink_task::SinkErrand;
 use crate::api::backend::{
     Act, Alarm, Backend, EventsAfter, Health, JournalStatus, Known, MachineStatus, Mode,
     OperationFilter, Page, QueryError, ReadError, Reply, SinkStatus, Status, TagStatus,
@@ -285,14 +286,33 @@ impl Gate {
 
     fn sink_status(&self) -> Vec<SinkStatus> {
         let status = |(sink, _): &(Arc<SinkShared>, _)| {
-            let (cursor, state) = sink.state();
-            let backlog = self.0.reader.backlog(cursor.through).unwrap_or_default();
+            let now = self.0.clock.now();
+            let state = sink.state();
+            let cursor = &state.cursor;
+            let behind = self.0.reader.backlog(cursor.through).unwrap_or_default();
+            let events = behind.events.saturating_sub(state.finished_ahead);
+            let open = u128::from(behind.bytes) * u128::from(events);
+            let bytes = open / u128::from(behind.events.max(1));
             SinkStatus {
                 name: sink.name.clone(),
                 kind: sink.kind.clone(),
                 ack_level: sink.ack_level.clone(),
-                state,
-                backlog: (backlog.events, backlog.bytes, backlog.oldest_wall_us),
+                state: match &state.read_error {
+                    Some(error) => format!("stopped: {error}"),
+                    None => state.circuit.describe(&now),
+                },
+                circuit: state.circuit.name(),
+                backlog: (
+                    events,
+                    u64::try_from(bytes).unwrap_or(u64::MAX),
+                    behind.oldest_wall_us.filter(|_| events > 0),
+                ),
+                rates_milli: state.rates,
+                overtaking: state.split,
+                lanes: sink.lanes,
+                in_flight: state.in_flight,
+                resent: state.more.resent,
+                rewound: state.more.rewound,
                 counters: [
                     cursor.accepted,
                     cursor.duplicates,
@@ -415,7 +435,8 @@ impl Gate {
         let standing: Vec<Alarm> = status
             .sinks
             .iter()
-            .filter(|sink| sink.state != "ok")
+            // A stopped one is an alarm of the core's.
+            .filter(|sink| sink.state != "ok" && sink.circuit != "stopped")
             .map(|sink| Alarm {
                 code: "sink_not_taking".into(),
                 severity: "warning".into(),
@@ -460,13 +481,33 @@ fn mend(code: &str) -> (&'static str, &'static str) {
             "critical",
             "stop the gateway, then holdfast journal check DIR and holdfast journal salvage DIR",
         ),
+        "foreign_journal" => (
+            "critical",
+            "make sure that the other computer is off, stop this gateway, then holdfast journal adopt DIR --reason …",
+        ),
+        "telemetry_dropped" => (
+            "warning",
+            "see holdfast sinks for what is not taken; which keys were dropped is told when there is room",
+        ),
         "journal_full" => (
             "critical",
             "free disk space, or see holdfast sinks for what is not taken",
         ),
+        "events_not_taken" => (
+            "critical",
+            "make room in the journal: see holdfast sinks for what is not taken",
+        ),
+        "source_unclear" => (
+            "warning",
+            "compare the device's numbers with this [[event]] in the machine's file",
+        ),
         "identity_mismatch" => (
             "critical",
             "check which device answers at this address, or correct [gate] identity in the machine's file",
+        ),
+        "sink_stopped" => (
+            "critical",
+            "mend what it says, then holdfast sinks NAME resume; nothing is lost meanwhile, events wait in the journal",
         ),
         "link_down" => (
             "warning",
@@ -779,5 +820,16 @@ impl Gate {
                 tag.reason = Some(super::machine_task::NOT_OURS.into());
             }
         }
+    }
+}
+
+/// What settles a dead letter, for the journal.
+fn settled(letter: &DeadLetter, how: &str, actor: Actor, reason: &str) -> Record {
+    Record::DeadLetterSettled {
+        sink: letter.sink.clone(),
+        key: letter.event.key.clone(),
+        how: how.to_owned(),
+        actor,
+        reason: reason.to_owned(),
     }
 }

@@ -114,7 +114,7 @@ pub struct Switchboard(Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Errand>>>
 
 impl Switchboard {
     /// A machine task is there. Its queue is bounded by the core: one job, one gate reading, one probe and
-    /// one burn at a time.
+    /// one burn at a time, and for each look at a source one answer to it.
     pub fn connect(&self, machine: &str, to: mpsc::UnboundedSender<Errand>) {
         self.0
             .lock()
@@ -494,6 +494,24 @@ impl Engine {
                 probe,
             } => (machine, Errand::Probe { operation, probe }),
             Effect::Burn { machine, request } => (machine, Errand::Burn { request }),
+            Effect::Acknowledge {
+                machine,
+                event_type,
+                item,
+            } => (machine, Errand::Acknowledge { event_type, item }),
+            Effect::ReadRing {
+                machine,
+                event_type,
+                first,
+                count,
+            } => (
+                machine,
+                Errand::ReadRing {
+                    event_type,
+                    first,
+                    count,
+                },
+            ),
         };
         // While a machine's task is exchanged nobody takes them: then nothing was sent, and that is known.
         if let Err(errand) = self.board.send(&machine, errand) {
@@ -598,14 +616,17 @@ impl Engine {
     }
 }
 
-/// Kill points that only an operation's commit passes, whatever else is committed around it:
-/// `op.before-commit`, and with the state that it brings, `op.completed.durable`.
+/// Kill points that only the commit of an operation, or of what a source gave, passes, whatever else is committed
+/// around it: `op.before-commit`, with the state that it brings `op.completed.durable`, and `source.durable`.
 #[cfg(feature = "test-hooks")]
 fn operation_points(blocks: &[Block], when: &str) {
     for record in blocks.iter().flat_map(|block| &block.records) {
         if let Record::Operation(operation) = record {
             crate::sys::kill_point(&format!("op.{when}"));
             crate::sys::kill_point(&format!("op.{}.{when}", operation.state.name()));
+        }
+        if let Record::Source(_) = record {
+            crate::sys::kill_point(&format!("source.{when}"));
         }
     }
 }

@@ -338,6 +338,13 @@ impl Backend for Fake {
                 backlog: (12, 3400, Some(stamp(-90).wall_us)),
                 counters: [10, 2, 1, 1, 5],
                 dead_letters: 2,
+                circuit: "retrying",
+                rates_milli: Some((10_500, 41_500)),
+                overtaking: true,
+                lanes: 4,
+                in_flight: 0,
+                resent: 1,
+                rewound: 0,
             }],
             counts: (1, 2, 3),
             alarms: vec![Alarm {
