@@ -16,6 +16,7 @@ fn main() -> ExitCode {
         demo: local::demo::demo,
         sim: local::run::sim,
         journal: local::journal::journal,
+        receiver: local::receiver::receiver,
     };
     dispatch(Cli::parse(), local).into()
 }

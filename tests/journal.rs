@@ -277,7 +277,7 @@ fn dead_letters_outlive_the_log_until_they_are_settled() {
     let (mut journal, recovered) = normal(home.path());
     assert_eq!(recovered.dead_letters, vec![("mes".to_owned(), 1)]);
     assert_eq!(
-        journal.reader().dead_letters("mes", 10).unwrap(),
+        journal.reader().dead_letters("mes", None, 10).unwrap(),
         vec![letter]
     );
     let settled = Record::DeadLetterSettled {
@@ -292,7 +292,10 @@ fn dead_letters_outlive_the_log_until_they_are_settled() {
         .commit(&[block(recovered.epoch, no, vec![settled])])
         .unwrap();
     assert_eq!(journal.reader().dead_letter_count("mes"), 0);
-    assert_eq!(journal.reader().dead_letters("mes", 10).unwrap(), vec![]);
+    assert_eq!(
+        journal.reader().dead_letters("mes", None, 10).unwrap(),
+        vec![]
+    );
 }
 
 // covers: REL-02

@@ -11,6 +11,7 @@ pub mod request;
 pub mod roles;
 pub mod routes;
 pub mod server;
+mod sinks;
 pub mod stream;
 pub mod types;
 pub mod view;

@@ -10,6 +10,7 @@ use super::types::{
 };
 use crate::core::contract::Outcome;
 use crate::core::event::{quality_name, rfc3339, sha256_text, to_json};
+use crate::core::ids::EventKey;
 use crate::core::intent::Digest;
 use crate::core::lifecycle::{Evidence, State};
 use crate::core::record::{
@@ -451,7 +452,7 @@ pub fn view_events(events: &[(Position, EventRecord)], next: Option<&Position>) 
 
 /// Dead letters as JSON text, with both contents (FWD-06).
 #[must_use]
-pub fn view_dead_letters(letters: &[DeadLetter]) -> String {
+pub fn view_dead_letters(letters: &[DeadLetter], next: Option<&EventKey>) -> String {
     let text = |text: &str| Json::from(text).to_string();
     let rows: Vec<String> = letters
         .iter()
@@ -466,5 +467,10 @@ pub fn view_dead_letters(letters: &[DeadLetter]) -> String {
             )
         })
         .collect();
-    format!("{{\"dead_letters\":[{}]}}", rows.join(","))
+    let next = next.map(|key| format!(",\"next\":{}", text(&key.to_string())));
+    format!(
+        "{{\"dead_letters\":[{}]{}}}",
+        rows.join(","),
+        next.unwrap_or_default()
+    )
 }

@@ -29,6 +29,8 @@ use text::Out;
 
 /// Configuration file, unless told otherwise.
 pub const CONFIG_DEFAULT: &str = "/etc/holdfast/holdfast.toml";
+/// Configuration file of `receiver`, unless told otherwise.
+pub const RECEIVER_CONFIG_DEFAULT: &str = "/etc/holdfast/receiver.toml";
 /// Socket of the gateway, unless told otherwise.
 pub const SOCKET_DEFAULT: &str = "/run/holdfast/api.sock";
 
@@ -136,8 +138,8 @@ pub enum Command {
     },
     /// Events, in the order of the log
     Events(events::EventsArgs),
-    /// Where events go to, and how far they are
-    Sinks,
+    /// Where events go to, and how far they are; try one again, or send again what it had taken
+    Sinks(sinks::SinksArgs),
     /// Events that a sink will never take as they are
     DeadLetters(dead_letters::DeadLettersArgs),
     /// The acceptance report: every operation once
@@ -149,6 +151,14 @@ pub enum Command {
     /// Check, export, salvage or adopt a stopped gateway's journal
     #[command(subcommand)]
     Journal(JournalCommand),
+    /// Receive events of gateways over HTTP into the books
+    ///
+    /// Its configuration file is /etc/holdfast/receiver.toml, unless --config names another.
+    Receiver {
+        /// Validate its configuration file instead, offline
+        #[arg(long)]
+        check: bool,
+    },
     /// Read the configuration again: all or nothing
     Reload,
     /// Completion script for a shell
@@ -239,6 +249,8 @@ pub struct Local {
     pub sim: fn(&Global, &std::path::Path) -> Exit,
     /// `journal`
     pub journal: fn(&Global, &JournalCommand) -> Exit,
+    /// `receiver`; whether to check its file only
+    pub receiver: fn(&Global, bool) -> Exit,
 }
 
 /// What to do with dead letters.
@@ -246,9 +258,11 @@ pub struct Local {
 pub enum Settle {
     /// Print them with both contents
     Show,
-    /// Send one once more
+    /// Send it once more, as it is
     Resend,
-    /// Give one up, with a reason
+    /// Say what it should have been, with a reason: a correction under a key of its own
+    Mend,
+    /// Give it up, with a reason
     Drop,
 }
 
@@ -263,6 +277,7 @@ pub fn dispatch(cli: Cli, local: Local) -> Exit {
         Command::Demo(args) => (local.demo)(&global, &args),
         Command::Sim { file } => (local.sim)(&global, &file),
         Command::Journal(what) => (local.journal)(&global, &what),
+        Command::Receiver { check } => (local.receiver)(&global, check),
         Command::Completions { shell } => docs::completions(shell),
         Command::Man => docs::man(),
         Command::Version { sbom } => docs::version(global.json, sbom),
@@ -313,7 +328,7 @@ async fn remote(
         Command::Machine { machine } => machine::run(client, out, machine.as_deref()).await,
         Command::Policy { machine } => policy::run(client, out, machine.as_deref()).await,
         Command::Events(args) => events::run(client, out, args).await,
-        Command::Sinks => sinks::run(client, out).await,
+        Command::Sinks(args) => sinks::run(client, out, args).await,
         Command::DeadLetters(args) => dead_letters::run(client, out, args).await,
         Command::Report { since } => report::run(client, out, since.as_deref()).await,
         Command::Reload => reload::run(client, out).await,
@@ -324,6 +339,7 @@ async fn remote(
         | Command::Demo(_)
         | Command::Sim { .. }
         | Command::Journal(_)
+        | Command::Receiver { .. }
         | Command::Completions { .. }
         | Command::Man
         | Command::Version { .. } => Ok(Exit::Done),

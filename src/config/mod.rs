@@ -26,8 +26,10 @@ pub use machine::{ENTRIES_MAX, POLL_MS_MIN};
 pub use point::NAME_CHARS_MAX;
 pub use problem::{FILE_BYTES_MAX, PROBLEMS_MAX, Problem};
 pub use reader::show_duration;
-pub use receiver::{BOOKS_MAX, GATEWAYS_MAX, GatewayRule, ReceiverConfig, ReceiverLimits};
-pub use sink::{CLIENT_ID_BYTES_MAX, DatabaseSpec, LANES_MAX, TOPIC_BYTES_MAX};
+pub use receiver::{
+    BOOKS_MAX, GATEWAYS_MAX, GatewayRule, MqttSpec, ReceiverConfig, ReceiverLimits,
+};
+pub use sink::{BrokerSpec, CLIENT_ID_BYTES_MAX, DatabaseSpec, LANES_MAX, TOPIC_BYTES_MAX};
 
 use crate::board::BoardProfile;
 use crate::core::spec::MachineSpec;
@@ -148,6 +150,8 @@ pub enum SinkKind {
         ca_file: Option<PathBuf>,
         /// Instead of one made of the gateway's and the sink's name.
         client_id: Option<String>,
+        /// Silence of the receiver after which events are sent again, in milliseconds.
+        ack_ms: Option<u64>,
     },
 }
 
@@ -157,6 +161,14 @@ pub enum SinkKind {
 /// Everything that was found wrong, file by file, in the order of each file.
 pub fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem>> {
     gateway::load(path, boards_dir)
+}
+
+/// Reads and checks a receiver's file.
+///
+/// # Errors
+/// Everything that was found wrong, in the order of the file.
+pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
+    receiver::load(path)
 }
 
 /// One board profile, from `boards_dir` or compiled in; `None` if nobody knows the name.
@@ -179,14 +191,6 @@ pub fn board_names(boards_dir: &Path) -> Vec<String> {
 /// It cannot be read, or its `board` is no name.
 pub fn board_in_use(path: &Path) -> Result<String, Vec<Problem>> {
     gateway::board_in_use(path)
-}
-
-/// Reads and checks a receiver's file.
-///
-/// # Errors
-/// Everything that was found wrong, in the order of the file.
-pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
-    receiver::load(path)
 }
 
 /// Parses a file; its syntax errors, duplicate keys among them, if it has any.

@@ -23,6 +23,8 @@ use super::upkeep::Observation;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
+/// Type of the event that says what another should have been.
+pub const CORRECTION: &str = "correction";
 /// Most operations that may be open at once, over all machines (CAP-01).
 pub const OPEN_OPERATIONS_MAX: usize = 10_000;
 /// Most operations that one block holds.
@@ -217,6 +219,8 @@ pub enum Input {
         /// What must be mended.
         why: Option<String>,
     },
+    /// A dead letter is mended: an event of its own says what should have been, and settles it.
+    Correct(Box<Correction>),
     /// Something to be kept as it is: a denied request, a settled dead letter.
     Keep {
         /// What.
@@ -235,6 +239,22 @@ pub enum Input {
     },
     /// Time passed.
     Tick,
+}
+
+/// What a person says in place of an event that a sink never takes. The event itself is frozen (EVT-01): its
+/// key and its content stay on record, and what is said now has a key of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Correction {
+    /// The dead letter.
+    pub letter: DeadLetter,
+    /// The body as it should have been, JSON.
+    pub body: serde_json::Value,
+    /// How many are to be counted with it.
+    pub qty: i64,
+    /// Why, and by whom.
+    pub reason: String,
+    /// See `reason`.
+    pub actor: Actor,
 }
 
 /// How a link changed.
@@ -619,6 +639,7 @@ impl Gateway {
                 let text = why.map(|why| format!("sink {sink} stands still: {why}"));
                 self.set_alarm(&mut turn, "sink_stopped", &format!("sink {sink}"), text);
             }
+            Input::Correct(correction) => self.correct(&mut turn, *correction),
             Input::Keep { record } => self.keep(&mut turn, record),
             Input::Capacity(full) => self.set_capacity(&mut turn, full),
             Input::Reconfigured {
@@ -721,6 +742,44 @@ impl Gateway {
     }
 
     /// Who was refused is told to the sinks as well: the log itself is trimmed (OPS-02).
+    /// The correction and the end of the dead letter stand in one commit.
+    fn correct(&mut self, turn: &mut Turn, correction: Correction) {
+        let Correction {
+            letter,
+            body,
+            qty,
+            reason,
+            actor,
+        } = correction;
+        let event = letter.event;
+        let said = serde_json::json!({
+            "corrects": event.key.to_string(),
+            "type": event.event_type,
+            "sink": letter.sink,
+            "status": letter.status,
+            "reason": reason,
+            "by": actor.to_string(),
+            "body": body,
+        });
+        // The fact's own time, as trustworthy as it was.
+        let at = Now {
+            boot_id: event.unsynchronised.unwrap_or(turn.now.boot_id),
+            boottime_ns: event.boottime_ns,
+            wall_us: event.wall_us,
+            wall_trusted: event.unsynchronised.is_none(),
+        };
+        let source = event.key.source.clone();
+        let (class, quality) = (event.class, event.quality);
+        self.emit_full(turn, &source, CORRECTION, said, class, quality, at, qty);
+        turn.keep(Record::DeadLetterSettled {
+            sink: letter.sink,
+            key: event.key,
+            how: "mended".into(),
+            actor,
+            reason,
+        });
+    }
+
     fn keep(&mut self, turn: &mut Turn, record: Record) {
         if let Record::Audit {
             actor,

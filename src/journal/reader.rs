@@ -368,18 +368,66 @@ impl Reader {
         Ok(sum)
     }
 
-    /// Dead letters of `sink` that wait, in the order of their keys.
+    /// The place before the first event that is not older than `wall_us`, by the wall clock of its commit: if that
+    /// clock was stepped, rather a place too early than one too late.
     ///
     /// # Errors
     /// [`ReadError`]
-    pub fn dead_letters(&self, sink: &str, limit: usize) -> Result<Vec<DeadLetter>, ReadError> {
+    pub fn place_before(&self, wall_us: i64) -> Result<Position, ReadError> {
+        let mut at = 0;
+        while let Some((head, _)) = self
+            .next_block(at)?
+            .filter(|(head, _)| head.wall_us < wall_us)
+        {
+            at = head.no;
+        }
+        Ok(Position {
+            no: CommitNo(at),
+            index: u32::MAX,
+        })
+    }
+
+    /// Dead letters of `sink` that wait, in the order of their keys as text, behind `after`.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn dead_letters(
+        &self,
+        sink: &str,
+        after: Option<&EventKey>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, ReadError> {
         match &self.0 {
             Source::Live(shared) => {
                 let store = shared.store()?;
-                Ok(guarded(|| dead_live(&store, sink, limit))?)
+                Ok(guarded(|| dead_live(&store, sink, after, limit))?)
             }
-            Source::Proven(evidence) => Ok(evidence.dead_letters(sink, limit)),
+            Source::Proven(evidence) => {
+                let mut all = evidence.dead_letters(sink, usize::MAX);
+                let after = after.map(ToString::to_string);
+                all.retain(|letter| after.as_ref() < Some(&letter.event.key.to_string()));
+                all.truncate(limit);
+                Ok(all)
+            }
         }
+    }
+
+    /// The dead letter of `key`, if it stands.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn dead_letter(&self, sink: &str, key: &EventKey) -> Result<Option<DeadLetter>, ReadError> {
+        let Source::Live(shared) = &self.0 else {
+            let mut all = self.dead_letters(sink, None, usize::MAX)?;
+            all.retain(|letter| letter.event.key == *key);
+            return Ok(all.pop());
+        };
+        let store = shared.store()?;
+        let place = state::dead_key(sink, key);
+        let found = guarded(|| store::get(&store.dead, &place))?;
+        Ok(found
+            .map(|(_, body)| store::parse(&place, &body))
+            .transpose()?)
     }
 
     /// How many dead letters of `sink` wait.
@@ -477,14 +525,21 @@ fn next_live(
     Ok(None)
 }
 
-fn dead_live(store: &Store, sink: &str, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+fn dead_live(
+    store: &Store,
+    sink: &str,
+    after: Option<&EventKey>,
+    limit: usize,
+) -> Result<Vec<DeadLetter>, StoreError> {
     let mut found = Vec::new();
-    for entry in store.dead.scan_prefix(format!("{sink}\0")) {
+    let prefix = format!("{sink}\0").into_bytes();
+    let begin = after.map_or_else(|| prefix.clone(), |key| state::dead_key(sink, key));
+    for entry in store.dead.range(begin.clone()..) {
         let (key, value) = entry?;
-        if found.len() >= limit {
+        if found.len() >= limit || !key.starts_with(&prefix) {
             break;
         }
-        if store::is_first(&value) {
+        if store::is_first(&value) && (after.is_none() || key[..] != begin[..]) {
             let (_, body) = store::assemble(&store.dead, &key, &value)?;
             found.push(store::parse(&key, &body)?);
         }

@@ -10,11 +10,12 @@ use super::sink_state::SinkShared;
 use super::sink_task::SinkErrand;
 use crate::api::backend::{
     Act, Alarm, Backend, EventsAfter, Health, JournalStatus, Known, MachineStatus, Mode,
-    OperationFilter, Page, QueryError, ReadError, Reply, SinkStatus, Status, TagStatus,
+    OperationFilter, Page, QueryError, ReadError, Reply, Settlement, SinkAct, SinkStatus, Status,
+    TagStatus,
 };
 use crate::core::gateway::{Answer, Refusal};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
-use crate::core::intent::{self, InvalidArgument, Request};
+use crate::core::intent::{self, Request};
 use crate::core::lifecycle::Actor;
 use crate::core::record::{DeadLetter, EventRecord, Operation, Position, Record, Stored};
 use crate::core::spec::{Action, Class, MachineSpec, Quality, Scalar, Value};
@@ -84,7 +85,10 @@ impl Gate {
         &self.0
     }
 
-    async fn ask<T>(&self, message: impl FnOnce(oneshot::Sender<T>) -> Message) -> Option<T> {
+    pub(super) async fn ask<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<T>) -> Message,
+    ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.0.engine.send(message(reply)).await.ok()?;
         answer.await.ok()
@@ -108,7 +112,7 @@ impl Gate {
     }
 
     /// Reads the journal away from the runtime's workers.
-    async fn read<T: Send + 'static>(
+    pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Reader) -> Result<T, crate::journal::ReadError> + Send + 'static,
     ) -> Result<T, ReadError> {
@@ -700,14 +704,25 @@ impl Backend for Gate {
         })
     }
 
-    fn dead_letters(&self, sink: String) -> Reply<Result<Vec<DeadLetter>, ReadError>> {
+    fn dead_letters(
+        &self,
+        sink: String,
+        after: Option<EventKey>,
+        limit: usize,
+    ) -> Reply<Result<Page<DeadLetter, EventKey>, ReadError>> {
         let gate = self.clone();
         Box::pin(async move {
             if !gate.0.sinks.iter().any(|(shared, _)| shared.name == sink) {
                 return Err(ReadError::NotFound(format!("no sink {sink:?} here")));
             }
-            gate.read(move |reader| reader.dead_letters(&sink, DEAD_LETTERS_PAGE_MAX))
-                .await
+            let limit = limit.clamp(1, DEAD_LETTERS_PAGE_MAX);
+            let items = gate
+                .read(move |reader| reader.dead_letters(&sink, after.as_ref(), limit))
+                .await?;
+            let more = items.len() == limit;
+            let next = items.last().filter(|_| more);
+            let next = next.map(|letter| letter.event.key.clone());
+            Ok(Page { items, next })
         })
     }
 
@@ -715,55 +730,23 @@ impl Backend for Gate {
         &self,
         sink: String,
         key: EventKey,
-        resend: bool,
+        how: Settlement,
         reason: String,
         actor: Actor,
-    ) -> Reply<Result<(), Refusal>> {
+    ) -> Reply<Result<Option<EventKey>, Refusal>> {
         let gate = self.clone();
-        Box::pin(async move {
-            let invalid = |field: &str, found: String, expected: &str| {
-                Refusal::InvalidArgument(InvalidArgument {
-                    field: field.into(),
-                    found,
-                    expected: expected.into(),
-                })
-            };
-            let Some((_, errands)) = gate.0.sinks.iter().find(|(shared, _)| shared.name == sink)
-            else {
-                return Err(invalid(
-                    "sink",
-                    format!("{sink:?}"),
-                    "the name of a configured sink",
-                ));
-            };
-            let wanted = sink.clone();
-            let letters = gate
-                .read(move |reader| reader.dead_letters(&wanted, DEAD_LETTERS_PAGE_MAX))
-                .await;
-            let letters = letters.map_err(|error| Refusal::StoreUnavailable(error.to_string()))?;
-            let letter = letters.into_iter().find(|letter| letter.event.key == key);
-            let letter = letter.ok_or_else(|| {
-                invalid(
-                    "key",
-                    key.to_string(),
-                    "the key of a dead letter of this sink",
-                )
-            })?;
-            if resend {
-                let (reply, answer) = oneshot::channel();
-                let errand = SinkErrand::Resend(Box::new(letter.clone()), reply);
-                errands.send(errand).await.map_err(|_| Refusal::Stopping)?;
-                let taken = answer.await.map_err(|_| Refusal::Stopping)?;
-                taken.map_err(|why| invalid("key", why, "an event that the sink takes"))?;
-            } else if reason.trim().is_empty() {
-                return Err(invalid("reason", "nothing".into(), "why it is dropped"));
-            }
-            let how = if resend { "resent" } else { "dropped" };
-            let record = Box::new(settled(&letter, how, actor, &reason));
-            gate.ask(|reply| Message::Keep(record, reply))
-                .await
-                .ok_or(Refusal::Stopping)
-        })
+        Box::pin(async move { gate.settle(sink, key, how, reason, actor).await })
+    }
+
+    fn act_on_sink(
+        &self,
+        sink: String,
+        act: SinkAct,
+        reason: String,
+        actor: Actor,
+    ) -> Reply<Result<String, Refusal>> {
+        let gate = self.clone();
+        Box::pin(async move { gate.act_on(sink, act, reason, actor).await })
     }
 
     fn denied(&self, actor: Actor, action: String) -> Reply<()> {
@@ -820,16 +803,5 @@ impl Gate {
                 tag.reason = Some(super::machine_task::NOT_OURS.into());
             }
         }
-    }
-}
-
-/// What settles a dead letter, for the journal.
-fn settled(letter: &DeadLetter, how: &str, actor: Actor, reason: &str) -> Record {
-    Record::DeadLetterSettled {
-        sink: letter.sink.clone(),
-        key: letter.event.key.clone(),
-        how: how.to_owned(),
-        actor,
-        reason: reason.to_owned(),
     }
 }

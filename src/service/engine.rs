@@ -6,9 +6,10 @@ use super::clock::Clock;
 use super::machine_task::Errand;
 use super::progress::{BEAT_MS_MAX, Beat};
 use crate::core::gateway::{
-    Act, Alarm, Answer, Effect, Gateway, Input, Output, Refusal, Settings, Token,
+    Act, Alarm, Answer, CORRECTION, Correction, Effect, Gateway, Input, Output, Refusal, Settings,
+    Token,
 };
-use crate::core::ids::OperationId;
+use crate::core::ids::{EventKey, OperationId};
 use crate::core::intent::Request;
 use crate::core::lifecycle::{Actor, State};
 use crate::core::machine::LinkState;
@@ -49,6 +50,8 @@ pub enum Message {
     Ended(OperationId, oneshot::Sender<()>),
     /// Make a record durable, then say so.
     Keep(Box<Record>, oneshot::Sender<()>),
+    /// Mend a dead letter, then say under which key.
+    Correct(Box<Correction>, oneshot::Sender<EventKey>),
     /// The configuration was read again and passed every check.
     Reconfigure(
         Vec<Arc<MachineSpec>>,
@@ -182,6 +185,7 @@ struct Round {
     waiters: HashMap<Token, oneshot::Sender<Answer>>,
     ended: HashMap<OperationId, Vec<oneshot::Sender<()>>>,
     kept: Vec<oneshot::Sender<()>>,
+    corrected: Vec<(EventKey, oneshot::Sender<EventKey>)>,
     /// What errands came to that nobody took, for the next round.
     returned: Vec<Input>,
     next_token: u64,
@@ -201,6 +205,7 @@ impl Engine {
             waiters: HashMap::new(),
             ended: HashMap::new(),
             kept: Vec::new(),
+            corrected: Vec::new(),
             returned: Vec::new(),
             next_token: 0,
             commits: 0,
@@ -357,6 +362,17 @@ impl Engine {
                 round.kept.push(reply);
                 self.decide(now, Input::Keep { record: *record })
             }
+            Message::Correct(correction, reply) => {
+                let output = self.decide(now, Input::Correct(correction))?;
+                let records = output.blocks.iter().flat_map(|block| &block.records);
+                let key = records.into_iter().find_map(|record| match record {
+                    Record::Event(event) if event.event_type == CORRECTION => Some(&event.key),
+                    _ => None,
+                });
+                // In recovery mode nothing is written, and the question ends without an answer.
+                round.corrected.extend(key.cloned().map(|key| (key, reply)));
+                Some(output)
+            }
             Message::Reconfigure(machines, settings, actor, reply) => {
                 round.kept.push(reply);
                 self.decide(
@@ -447,6 +463,9 @@ impl Engine {
         self.core.committed();
         for effect in effects {
             self.perform(round, effect);
+        }
+        for (key, reply) in round.corrected.drain(..) {
+            let _ = reply.send(key);
         }
         for reply in round.kept.drain(..) {
             let _ = reply.send(());

@@ -9,6 +9,7 @@ pub mod engine;
 pub mod machine_task;
 mod place;
 pub mod progress;
+mod sink_errands;
 mod sink_state;
 pub mod sink_task;
 mod start;

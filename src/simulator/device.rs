@@ -320,6 +320,10 @@ impl Device {
             state.scan(Instant::now());
         });
     }
+    /// From now on nothing is made by itself; what waits is still presented.
+    pub fn stop_making(&self) {
+        self.change(|state| state.sources.stopped = true);
+    }
     /// Pieces that were made, whatever the registers show.
     #[must_use]
     pub fn pieces_made(&self, index: usize) -> u64 {
