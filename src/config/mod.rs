@@ -8,6 +8,7 @@ mod check;
 mod command;
 mod event;
 mod gateway;
+mod link;
 mod machine;
 mod point;
 mod problem;
@@ -16,14 +17,12 @@ mod receiver;
 mod sink;
 mod url;
 
-pub use action::{WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
 pub use check::MANUAL_RETRY_MS;
 pub use command::MAX_QUEUED_MAX;
 pub use event::{DATA_POINTS_MAX, RING_ENTRIES_MAX};
 pub use gateway::{JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, MACHINES_MAX};
-pub use machine::{
-    ENTRIES_MAX, LINK_MS_MAX, POLL_MS_MIN, READ_REGISTERS_MAX, RECONNECT_MS_MAX_DEFAULT,
-};
+pub use link::{LINK_MS_MAX, MC_WORDS_MAX, READ_REGISTERS_MAX, RECONNECT_MS_MAX_DEFAULT};
+pub use machine::{ENTRIES_MAX, POLL_MS_MIN};
 pub use point::NAME_CHARS_MAX;
 pub use problem::{FILE_BYTES_MAX, PROBLEMS_MAX, Problem};
 pub use reader::show_duration;

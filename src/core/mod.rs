@@ -15,6 +15,7 @@ pub mod jitter;
 pub mod lifecycle;
 pub mod machine;
 pub mod mailbox;
+pub mod melsec;
 pub mod numbering;
 pub mod outbox;
 mod outbox_ranges;
