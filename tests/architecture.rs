@@ -13,7 +13,7 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     ("sys", &[]),
     ("failpoint", &[]),
     ("journal", &["core", "sys", "failpoint"]),
-    ("plc", &["core", "failpoint"]),
+    ("plc", &["core", "sys", "failpoint"]),
     ("sink", &["core", "failpoint", "upstream"]),
     ("api", &["core"]),
     ("config", &["core", "board"]),

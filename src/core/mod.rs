@@ -21,6 +21,7 @@ mod outcome;
 pub mod policy;
 pub mod record;
 pub mod roles;
+pub mod serial;
 pub mod spec;
 mod submit;
 pub mod time;

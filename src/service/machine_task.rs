@@ -15,6 +15,7 @@ use crate::core::time::{Deadline, NS_PER_MS, Stamp};
 use crate::failpoint;
 use crate::plc::link::{Link, Reading};
 use crate::plc::plan::{PointId, PollPlan};
+use crate::plc::port::Ports;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -244,6 +245,7 @@ impl MachineTask {
     #[must_use]
     pub fn new(
         shared: Arc<Shared>,
+        ports: &Ports,
         clock: Clock,
         engine: mpsc::Sender<Message>,
         errands: mpsc::UnboundedReceiver<Errand>,
@@ -254,7 +256,7 @@ impl MachineTask {
         let seed =
             crate::core::jitter::Jitter::new(clock.now().boottime_ns ^ spec.name.len() as u64);
         Self {
-            link: Link::new(&spec, clock.reader()),
+            link: Link::on(ports, &spec, clock.reader()),
             plan: PollPlan::new(&spec),
             spec,
             shared,
@@ -280,10 +282,17 @@ impl MachineTask {
                 change: LinkChange::Connecting,
             })
             .await;
-            let left = match self.link.connect().await {
-                Ok(()) => self.connected().await,
-                Err(error) => Left::Lost(error.to_string()),
+            self.await_line().await;
+            let stopped = self.stop.borrow().is_some();
+            let left = if stopped {
+                Left::Stopped
+            } else {
+                match self.link.connect().await {
+                    Ok(()) => self.connected().await,
+                    Err(error) => Left::Lost(error.to_string()),
+                }
             };
+            self.link.yield_turn();
             let (reason, stopped) = match left {
                 Left::Stopped => (self.why_stopped().to_owned(), true),
                 Left::Lost(reason) => (reason, false),
@@ -310,6 +319,37 @@ impl MachineTask {
         self.stop.borrow().unwrap_or("its task has ended")
     }
 
+    /// Waits until a line that others use too is this machine's; nobody else waits for that.
+    async fn await_line(&mut self) {
+        let turn = self.link.turn();
+        tokio::pin!(turn);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut turn => return,
+                _ = self.stop.changed() => return,
+                Some(errand) = self.errands.recv() => {
+                    let refused = errand.refused(&self.spec.name, "waiting for the line");
+                    if let Some(input) = refused {
+                        let _ = self.engine.send(Message::Input(input)).await;
+                    }
+                }
+                () = tokio::time::sleep(Duration::from_millis(BEAT_MS_MAX)) => {
+                    self.beat.at(self.clock.now().boottime_ns);
+                }
+            }
+        }
+    }
+
+    /// The same for a poll, unless an errand comes first (SEND-07).
+    async fn errand_before_line(&mut self) -> Option<Errand> {
+        tokio::select! {
+            biased;
+            errand = self.errands.recv() => errand,
+            () = self.link.turn() => None,
+        }
+    }
+
     async fn connected(&mut self) -> Left {
         log::info!("{}: connected", self.spec.name);
         self.identified = self.spec.gate.identity.is_none().then_some(true);
@@ -330,6 +370,7 @@ impl MachineTask {
             } else if let Some(errand) = self.idle().await {
                 self.errand(errand).await;
             }
+            self.link.yield_turn();
             if self.stop.borrow().is_some() && self.errands.is_empty() {
                 return Left::Stopped;
             }
@@ -372,11 +413,23 @@ impl MachineTask {
     async fn poll_once(&mut self) -> bool {
         let now = self.clock.now().boottime_ns;
         // Who answers comes before what it says (F055).
-        if self.identified.is_none() || self.gate_due_ns() <= now {
+        let gate = self.identified.is_none() || self.gate_due_ns() <= now;
+        let step = match gate {
+            true => None,
+            false => self.plan.due(now).into_iter().next(),
+        };
+        if !gate && step.is_none() && !self.link.heartbeat_due() {
+            return false;
+        }
+        if let Some(errand) = self.errand_before_line().await {
+            self.errand(errand).await;
+            return true;
+        }
+        if gate {
             self.read_gate().await;
             return true;
         }
-        if let Some(step) = self.plan.due(now).into_iter().next() {
+        if let Some(step) = step {
             let readings = self.link.poll(&mut self.plan, &step).await;
             self.polls += 1;
             for reading in readings {
@@ -385,12 +438,9 @@ impl MachineTask {
             self.show_counters();
             return true;
         }
-        if self.link.heartbeat_due() {
-            // Its failure closes the link, which the caller sees.
-            let _ = self.link.heartbeat().await;
-            return true;
-        }
-        false
+        // Its failure closes the link, which the caller sees.
+        let _ = self.link.heartbeat().await;
+        true
     }
 
     async fn publish(&mut self, mut reading: Reading) {
@@ -449,6 +499,7 @@ impl MachineTask {
 
     async fn errand(&mut self, errand: Errand) {
         let machine = self.spec.name.clone();
+        self.link.hurry(true);
         match errand {
             Errand::Run {
                 operation,
@@ -489,6 +540,7 @@ impl MachineTask {
                 });
             }
         }
+        self.link.hurry(false);
         self.show_counters();
     }
 

@@ -16,6 +16,7 @@ use crate::core::record::{CursorRecord, Record, StartRecord};
 use crate::core::roles::{self, Roles};
 use crate::core::spec::MachineSpec;
 use crate::journal::{self, OpenError, Opened, Options, Recovered, Retention};
+use crate::plc::port::Ports;
 use crate::sys;
 use sd_notify::NotifyState;
 use std::collections::HashMap;
@@ -73,6 +74,8 @@ struct Service {
     gate: Gate,
     roles: watch::Sender<Arc<Roles>>,
     running: HashMap<String, Running>,
+    /// The lines that machines share.
+    ports: Ports,
 }
 
 /// Runs the gateway until it is told to stop by a signal, or by `stop` where one is given.
@@ -235,6 +238,7 @@ fn build(
         board,
         gate,
         running: HashMap::new(),
+        ports: Ports::default(),
     };
     (service, engine, sinks, reloads)
 }
@@ -436,6 +440,7 @@ impl Service {
         );
         let task = MachineTask::new(
             shared,
+            &self.ports,
             self.clock.clone(),
             self.engine.clone(),
             errands,
