@@ -652,6 +652,15 @@ impl Gateway {
         row: &Row,
     ) -> Result<Job, String> {
         let operation = self.operations.get(id).ok_or("it is not in memory")?;
+        let area = match &row.action {
+            Action::Write { start, .. } => Some(start.area()),
+            Action::Mailbox { .. } => {
+                let machine = self.machines.get(name);
+                let mailbox = machine.and_then(|machine| machine.spec.mailbox.as_ref());
+                mailbox.map(|mailbox| mailbox.command.area())
+            }
+            Action::Read { .. } | Action::Remote { .. } => None,
+        };
         let mut words = Vec::new();
         for spec in &row.args {
             let found = operation
@@ -660,7 +669,10 @@ impl Gateway {
                 .iter()
                 .find(|(arg, _)| *arg == spec.name);
             let (_, value) = found.ok_or_else(|| format!("argument {} is missing", spec.name))?;
-            words.extend(values::encode(value, spec.data_type, spec.word_order)?);
+            words.extend(match area {
+                Some(area) => values::encode_in(value, spec.data_type, spec.word_order, area)?,
+                None => values::encode(value, spec.data_type, spec.word_order)?,
+            });
         }
         match &row.action {
             Action::Read { points } => Ok(Job::Read {

@@ -281,7 +281,9 @@ impl Framed {
             Err(_) => {
                 count(&self.tally.timeouts);
                 let mut why = format!("no reply within {:?}", self.timeout);
-                if !self.answered && meter.reply.is_empty() {
+                if let Some(error) = self.line.pending_error() {
+                    why = format!("{why}; {error}");
+                } else if !self.answered && meter.reply.is_empty() {
                     why = format!("{why}; {}", self.codec.silence());
                 }
                 broken(&meter, why)

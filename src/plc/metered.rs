@@ -83,6 +83,10 @@ pub(super) trait Framing: Send {
 pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {
     /// Why nothing can be sent any more, if the peer has already said so.
     fn closed_by_peer(&self) -> Option<String>;
+    /// What the network has said meanwhile, if it says such things without a connection.
+    fn pending_error(&self) -> Option<String> {
+        None
+    }
     /// Makes the coming close discard what the kernel still holds.
     fn abort_on_close(&self);
     /// Has the kernel discard what it has not sent yet, where the line stays open.
@@ -227,6 +231,11 @@ impl Line {
             Poll::Ready(Ok(std::mem::take(&mut state.passed)))
         })
         .await
+    }
+
+    /// See [`Wire::pending_error`].
+    pub(super) fn pending_error(&self) -> Option<String> {
+        self.state().wire.as_ref()?.pending_error()
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -115,5 +115,13 @@ impl Wire for Datagrams {
     fn closed_by_peer(&self) -> Option<String> {
         None
     }
+    /// An ICMP message wakes nobody who waits for a datagram.
+    fn pending_error(&self) -> Option<String> {
+        let error = self.0.take_error().ok()??;
+        Some(match error.kind() {
+            ErrorKind::ConnectionRefused => "nobody listens on that UDP port".into(),
+            _ => error.to_string(),
+        })
+    }
     fn abort_on_close(&self) {}
 }
