@@ -16,6 +16,8 @@
 //! | [`cli`] | the command line, which talks to the interface only |
 //! | [`config`], [`board`] | files, checked with positions; computers |
 //! | [`simulator`] | a simulated PLC with faults and a ledger of effects; shares no code with [`plc`] |
+//! | [`receiver`] | events of many gateways, over HTTP into the books |
+//! | [`patience`] | a stream that gives up on who does not read |
 //! | [`secret`] | passwords and tokens as files |
 //! | [`service`] | tasks, clocks, signals: the only room that sees all others |
 //! | [`sys`] | all `unsafe` code |
@@ -37,7 +39,9 @@ pub mod cli;
 pub mod config;
 pub mod core;
 pub mod journal;
+pub mod patience;
 pub mod plc;
+pub mod receiver;
 pub mod secret;
 pub mod service;
 pub mod simulator;

@@ -17,11 +17,15 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     ("journal", &["core", "sys", "failpoint"]),
     ("plc", &["core", "failpoint"]),
     ("sink", &["core", "failpoint", "secret", "upstream"]),
-    ("api", &["core"]),
+    ("patience", &[]),
+    ("api", &["core", "patience"]),
     ("config", &["core", "board", "secret"]),
     ("board", &["core"]),
     ("simulator", &["core"]),
-    ("receiver", &["core", "failpoint", "secret", "upstream"]),
+    (
+        "receiver",
+        &["core", "failpoint", "patience", "secret", "upstream"],
+    ),
     // The books: their SQL and the way to them.
     ("upstream", &["core", "failpoint", "secret"]),
     ("cli", &["api", "core"]),
@@ -45,6 +49,7 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     (
         "local",
         &[
+            "board",
             "core",
             "journal",
             "config",

@@ -25,6 +25,17 @@ const DEFAULT_BOARD: &str = if cfg!(target_arch = "aarch64") {
     "generic-x86_64"
 };
 
+pub(super) fn board_in_use(path: &Path) -> Result<String, Vec<Problem>> {
+    let doc = Doc::read(path)?;
+    let entries = super::parse(&doc)?;
+    let node = Table::root(&doc, &entries).get("board");
+    board_name(node.as_ref()).ok_or_else(|| doc.take())
+}
+
+fn board_name(node: Option<&Node<'_>>) -> Option<String> {
+    node.map_or(Some(DEFAULT_BOARD.to_owned()), point::plain_name)
+}
+
 pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem>> {
     let doc = Doc::read(path)?;
     let entries = super::parse(&doc)?;
@@ -38,9 +49,7 @@ pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<
         .and_then(|node| point::plain_name(&node))
         .unwrap_or_default();
     let board_node = root.get("board");
-    let board_name = board_node
-        .as_ref()
-        .map_or(Some(DEFAULT_BOARD.to_owned()), point::plain_name);
+    let board_name = board_name(board_node.as_ref());
     let board =
         match board_name.map(|name| board_file::load(&name, board_node.as_ref(), boards_dir)) {
             Some(Ok(board)) => board,

@@ -9,9 +9,10 @@ use super::lifecycle::{HeldReason, RejectReason, Source, State, Step};
 use super::mailbox;
 use super::record::{ATTEMPTS_MAX, Attempt, MachineRecord, Operation};
 use super::roles::Permission;
-use super::spec::{Action, Class, Interlock, MachineSpec, MailboxSpec, Quality, Row, Value};
+use super::spec::{Action, Class, Interlock, MachineSpec, MailboxSpec, Quality, Row};
 use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, Validity, elapsed_ns};
 use super::turn::{Cause, Turn, find};
+use super::upkeep::Observation;
 use super::values;
 use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -54,7 +55,9 @@ pub struct Machine {
     pub(super) burning: bool,
     pub(super) epoch_taken: bool,
     /// Watched values that changed while the journal was full, by event type.
-    pub(super) unheard: BTreeMap<String, (Option<Value>, Quality, Stamp)>,
+    pub(super) unheard: BTreeMap<String, Observation>,
+    /// The quality that the last event of a watched value had, by event type.
+    pub(super) heard_as: BTreeMap<String, Quality>,
 }
 
 /// How a link stands.
@@ -119,6 +122,7 @@ impl Machine {
             burning: false,
             epoch_taken: false,
             unheard: BTreeMap::new(),
+            heard_as: BTreeMap::new(),
         }
     }
 
@@ -197,6 +201,7 @@ impl Gateway {
 
     /// A link came, went, or is being tried.
     pub(super) fn link_changed(&mut self, turn: &mut Turn, name: &str, change: LinkChange) {
+        self.forget_asked(name);
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
@@ -652,6 +657,15 @@ impl Gateway {
         row: &Row,
     ) -> Result<Job, String> {
         let operation = self.operations.get(id).ok_or("it is not in memory")?;
+        let area = match &row.action {
+            Action::Write { start, .. } => Some(start.area()),
+            Action::Mailbox { .. } => {
+                let machine = self.machines.get(name);
+                let mailbox = machine.and_then(|machine| machine.spec.mailbox.as_ref());
+                mailbox.map(|mailbox| mailbox.command.area())
+            }
+            Action::Read { .. } | Action::Remote { .. } => None,
+        };
         let mut words = Vec::new();
         for spec in &row.args {
             let found = operation
@@ -660,7 +674,10 @@ impl Gateway {
                 .iter()
                 .find(|(arg, _)| *arg == spec.name);
             let (_, value) = found.ok_or_else(|| format!("argument {} is missing", spec.name))?;
-            words.extend(values::encode(value, spec.data_type, spec.word_order)?);
+            words.extend(match area {
+                Some(area) => values::encode_in(value, spec.data_type, spec.word_order, area)?,
+                None => values::encode(value, spec.data_type, spec.word_order)?,
+            });
         }
         match &row.action {
             Action::Read { points } => Ok(Job::Read {
@@ -672,8 +689,7 @@ impl Gateway {
                     let order = row
                         .args
                         .last()
-                        .map(|arg| arg.word_order)
-                        .unwrap_or_default();
+                        .map_or(start.area().word_order(), |arg| arg.word_order);
                     words.extend(mailbox::split_u32(id, order));
                 }
                 Ok(Job::Write {
@@ -684,6 +700,7 @@ impl Gateway {
             Action::Mailbox { opcode } => self
                 .mailbox_request(turn, name, id, *opcode, words)
                 .map(Job::Mailbox),
+            Action::Remote { order } => Ok(Job::Remote(*order)),
         }
     }
 
@@ -912,6 +929,7 @@ fn job_sha256(job: &Job) -> [u8; 32] {
                 .iter()
                 .for_each(|word| hash.update(word.to_be_bytes()));
         }
+        Job::Remote(order) => hash.update(order.name()),
     }
     hash.finalize().into()
 }

@@ -15,11 +15,16 @@ pub mod jitter;
 pub mod lifecycle;
 pub mod machine;
 pub mod mailbox;
+pub mod melsec;
+pub mod numbering;
 pub mod outbox;
+mod outbox_ranges;
 mod outcome;
 pub mod policy;
 pub mod record;
 pub mod roles;
+pub mod shed;
+mod source;
 pub mod spec;
 mod submit;
 pub mod time;
@@ -27,6 +32,7 @@ mod turn;
 pub mod units;
 mod upkeep;
 pub mod values;
+pub mod wire;
 
 #[cfg(test)]
 mod corners;
@@ -34,3 +40,5 @@ mod corners;
 mod scenarios;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod source_tests;

@@ -3,6 +3,7 @@
 //! Never: parse a file (config does), reach a device (plc does), or hold a value that `holdfast check`
 //! would refuse.
 
+use super::melsec::{Device, McLink, NUMBER_MAX, Remote};
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -46,6 +47,55 @@ impl MachineSpec {
 pub enum LinkSpec {
     /// Modbus TCP (MODBUS Messaging on TCP/IP Implementation Guide V1.0b).
     ModbusTcp(ModbusTcp),
+    /// MC protocol over Ethernet (SH-080008).
+    Mc(McLink),
+}
+
+impl LinkSpec {
+    /// Host and port, for people.
+    #[must_use]
+    pub fn address(&self) -> String {
+        match self {
+            Self::ModbusTcp(link) => format!("{}:{}", link.host, link.port),
+            Self::Mc(link) => format!("{}:{}", link.host, link.port),
+        }
+    }
+
+    /// The unit or station that is asked.
+    #[must_use]
+    pub fn unit(&self) -> u8 {
+        match self {
+            Self::ModbusTcp(link) => link.unit,
+            Self::Mc(link) => link.route.station,
+        }
+    }
+
+    /// Longest wait for a reply, in milliseconds.
+    #[must_use]
+    pub fn timeout_ms(&self) -> u64 {
+        match self {
+            Self::ModbusTcp(link) => link.timeout_ms,
+            Self::Mc(link) => link.timeout_ms,
+        }
+    }
+
+    /// First and longest wait before a reconnection, in milliseconds.
+    #[must_use]
+    pub fn reconnect_ms(&self) -> (u64, u64) {
+        match self {
+            Self::ModbusTcp(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
+            Self::Mc(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
+        }
+    }
+
+    /// Longest time without a reply before one is asked for, in milliseconds.
+    #[must_use]
+    pub fn heartbeat_ms(&self) -> u64 {
+        match self {
+            Self::ModbusTcp(link) => link.heartbeat_ms,
+            Self::Mc(link) => link.heartbeat_ms,
+        }
+    }
 }
 
 /// A Modbus TCP server.
@@ -82,6 +132,116 @@ pub enum Address {
         /// 0 to 65535.
         offset: u16,
     },
+    /// Such as D100.
+    Melsec {
+        /// The device, in the family's way of writing.
+        device: Device,
+        /// 0 to [`NUMBER_MAX`].
+        number: u32,
+    },
+}
+
+impl Address {
+    /// Where its neighbours stand.
+    #[must_use]
+    pub fn area(&self) -> Area {
+        match *self {
+            Self::Modbus { area, .. } => Area::Modbus(area),
+            Self::Melsec { device, .. } => Area::Melsec(device),
+        }
+    }
+
+    /// Its number among them.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        match *self {
+            Self::Modbus { offset, .. } => offset.into(),
+            Self::Melsec { number, .. } => number,
+        }
+    }
+
+    /// The place that stands `count` further; `None` past the last one.
+    #[must_use]
+    pub fn plus(&self, count: u32) -> Option<Self> {
+        self.area().at(self.number().checked_add(count)?)
+    }
+}
+
+/// Places that stand one after another and can be read together: a Modbus table, a MELSEC device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Area {
+    /// A table.
+    Modbus(ModbusArea),
+    /// A device.
+    Melsec(Device),
+}
+
+impl Area {
+    /// The name used in configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Modbus(area) => area.name(),
+            Self::Melsec(device) => device.kind.name(),
+        }
+    }
+    /// Whether it holds single bits.
+    #[must_use]
+    pub fn is_bits(self) -> bool {
+        match self {
+            Self::Modbus(area) => area.is_bits(),
+            Self::Melsec(device) => device.kind.is_bits(),
+        }
+    }
+    /// Whether the protocol can write to it.
+    #[must_use]
+    pub fn is_writable(self) -> bool {
+        match self {
+            Self::Modbus(area) => area.is_writable(),
+            Self::Melsec(_) => true,
+        }
+    }
+    /// Which word of a wider value stands first, unless the configuration says otherwise.
+    #[must_use]
+    pub fn word_order(self) -> WordOrder {
+        match self {
+            Self::Modbus(_) => WordOrder::HighFirst,
+            Self::Melsec(_) => WordOrder::LowFirst,
+        }
+    }
+    /// The number of the last place.
+    #[must_use]
+    pub fn last(self) -> u32 {
+        match self {
+            Self::Modbus(_) => u16::MAX.into(),
+            Self::Melsec(_) => NUMBER_MAX,
+        }
+    }
+    /// The place with this number, if there is one.
+    #[must_use]
+    pub fn at(self, number: u32) -> Option<Address> {
+        (number <= self.last()).then_some(())?;
+        Some(match self {
+            Self::Modbus(area) => Address::Modbus {
+                area,
+                offset: u16::try_from(number).ok()?,
+            },
+            Self::Melsec(device) => Address::Melsec { device, number },
+        })
+    }
+    /// `count` places from `start` on, for people.
+    #[must_use]
+    pub fn range(self, start: u32, count: u32) -> String {
+        let end = start.saturating_add(count.saturating_sub(1));
+        match (self, count) {
+            (Self::Modbus(area), 0 | 1) => format!("{}:{start}", area.name()),
+            (Self::Modbus(area), _) => format!("{}:{start}..{end}", area.name()),
+            (Self::Melsec(device), 0 | 1) => device.place(start),
+            (Self::Melsec(device), _) => {
+                format!("{}..{}", device.place(start), device.place(end))
+            }
+        }
+    }
 }
 
 /// The four Modbus tables (MODBUS Application Protocol V1.1b3, 4.3).
@@ -124,6 +284,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Modbus { area, offset } => write!(f, "{}:{offset}", area.name()),
+            Self::Melsec { device, number } => f.write_str(&device.place(*number)),
         }
     }
 }
@@ -313,9 +474,126 @@ pub enum EventKind {
         unit: Option<String>,
         /// A numeric change of this much or less is none; 0 for "any change".
         deadband: f64,
+        /// Raw values by which the device says "no value" (F045).
+        no_value: Vec<Value>,
         /// How often it is read, in milliseconds.
         poll_ms: u64,
     },
+    /// One event whenever the device's count is higher than it was, with the difference as its quantity.
+    Counter(CounterSpec),
+    /// One event for each item that the device presents and holds until it is acknowledged.
+    Handshake(HandshakeSpec),
+    /// One event for each entry of a ring buffer in the device.
+    Ring(RingSpec),
+}
+
+impl EventKind {
+    /// The name used in configuration.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::OnChange { .. } => "on_change",
+            Self::Counter(_) => "counter",
+            Self::Handshake(_) => "handshake",
+            Self::Ring(_) => "ring",
+        }
+    }
+    /// How often it is looked at, in milliseconds.
+    #[must_use]
+    pub fn poll_ms(&self) -> u64 {
+        match self {
+            Self::OnChange { poll_ms, .. } => *poll_ms,
+            Self::Counter(counter) => counter.poll_ms,
+            Self::Handshake(handshake) => handshake.poll_ms,
+            Self::Ring(ring) => ring.poll_ms,
+        }
+    }
+    /// The place that is read first.
+    #[must_use]
+    pub fn first_place(&self) -> Scalar {
+        match self {
+            Self::OnChange { at, .. } => *at,
+            Self::Counter(counter) => counter.at,
+            Self::Handshake(handshake) => handshake.ready,
+            Self::Ring(ring) => ring.head,
+        }
+    }
+}
+
+/// A count that the device keeps, and that only grows, until it wraps or the device is reset.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CounterSpec {
+    /// The count: u16, u32 or u64.
+    pub at: Scalar,
+    /// What is counted.
+    pub unit: Option<String>,
+    /// The highest count; 0 comes after it.
+    pub wraps_after: u64,
+    /// What a reset device begins at.
+    pub reset_to: u64,
+    /// The most that it can grow in one cycle; `None`: not stated, and a wrap is told from a reset by a guess.
+    pub max_step: Option<u64>,
+    /// How often it is read, in milliseconds.
+    pub poll_ms: u64,
+}
+
+/// How a device numbers its items: `first` to `last`, then `first` again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbering {
+    /// The least number, also that of a reset device's first item.
+    pub first: u32,
+    /// The highest.
+    pub last: u32,
+}
+
+/// A named value of an item or an entry.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataPoint {
+    /// Unique in the event.
+    pub name: String,
+    /// Where it stands.
+    pub at: Scalar,
+    /// Its unit.
+    pub unit: Option<String>,
+}
+
+/// Ready bit, item number, data, acknowledgement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HandshakeSpec {
+    /// Set by the device when item and data stand; they stand until the acknowledgement.
+    pub ready: Scalar,
+    /// Set by the gateway once the item's event is durable; the device then clears `ready`, the gateway this.
+    pub ack: Scalar,
+    /// The device's own number of the item: u16 or u32.
+    pub item: Scalar,
+    /// How it numbers.
+    pub numbering: Numbering,
+    /// What belongs to the item.
+    pub data: Vec<DataPoint>,
+    /// How often it is looked at, in milliseconds.
+    pub poll_ms: u64,
+}
+
+/// A ring buffer in the device: entry n stands in slot n mod `entries`, its number in its first two words.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RingSpec {
+    /// The number of the newest entry (u32).
+    pub head: Scalar,
+    /// The first word of slot 0.
+    pub base: Address,
+    /// How many slots.
+    pub entries: u16,
+    /// How many words an entry takes, its number included.
+    pub words: u16,
+    /// How entries are numbered.
+    pub numbering: Numbering,
+    /// Whether the first contact takes what the ring holds already, or only what comes later.
+    pub from_oldest: bool,
+    /// What the words mean, each from the entry's word of that number on (its address means nothing); without any,
+    /// an event carries the words.
+    pub data: Vec<(u16, DataPoint)>,
+    /// How often the head is read, in milliseconds.
+    pub poll_ms: u64,
 }
 
 /// What is read after every reconnection and kept fresh, before any command (POL-06).
@@ -512,6 +790,11 @@ pub enum Action {
     Mailbox {
         /// The machine's number for it, 1 to 65535.
         opcode: u16,
+    },
+    /// Tell the CPU itself (MELSEC).
+    Remote {
+        /// What.
+        order: Remote,
     },
 }
 

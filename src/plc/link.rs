@@ -2,21 +2,20 @@
 //! May call: the files of this room; core types, values.
 //! Never: send while in doubt, send anything twice, or say "connected" before a read was answered.
 
+use super::exchange::{Ask, Called, End, Proof, Session, shown};
 use super::gate::gate_places;
 use super::metered::{Clock, Tally, count};
-use super::modbus::{self, Called, End, Session};
+use super::opener::Opener;
 use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
 use crate::core::contract::{DeviceCode, Exchange, Job, Outcome, Reply};
 use crate::core::spec::{
-    Address, EventKind, GateSpec, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, ModbusTcp,
-    Quality, Scalar, Value,
+    Address, GateSpec, LinkSpec, MachineSpec, MailboxSpec, Quality, Scalar, Value,
 };
 use crate::core::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use crate::core::values;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use tokio_modbus::Request;
 
 /// Why a job was not handed over that would have been in time when it was decided.
 pub(super) const TOO_LATE: &str = "its validity ended before the first byte could be handed over";
@@ -72,15 +71,15 @@ pub enum LinkError {
         /// Its name.
         meaning: String,
     },
-    /// The device answers with an exception.
-    #[error("the device answers {what} with exception {code:02X} ({meaning})")]
+    /// The device answers with a code of its own.
+    #[error("the device answers {what} with {}", shown(code))]
     Exception {
         /// What was read.
         what: String,
-        /// The exception.
-        code: u32,
-        /// Its name.
-        meaning: String,
+        /// The exception or end code.
+        code: DeviceCode,
+        /// It names the place or the length: until the configuration changes it will be said again.
+        mendable: bool,
     },
     /// No request can do it; the connection is not at fault.
     #[error("not possible: {0}")]
@@ -107,7 +106,8 @@ pub struct Reading {
 
 /// One machine's link.
 pub struct Link {
-    pub(super) modbus: ModbusTcp,
+    pub(super) spec: LinkSpec,
+    opener: Opener,
     pub(super) mailbox: Option<MailboxSpec>,
     pub(super) gate: GateSpec,
     pub(super) limits: Limits,
@@ -115,7 +115,8 @@ pub struct Link {
     pub(super) clock: Clock,
     tally: Arc<Tally>,
     session: Option<Session>,
-    tid: u16,
+    /// Identifies the next request, over all connections of this link.
+    ident: u16,
     ready: bool,
     last_reply: Option<Stamp>,
     /// Of the job under way.
@@ -132,6 +133,12 @@ pub struct Link {
 pub(super) struct Words(pub(super) Vec<(Span, Vec<u16>)>);
 
 impl Words {
+    /// The words of a value, as they were read.
+    pub(super) fn raw(&self, at: &Scalar) -> Option<Vec<u16>> {
+        let words = self.0.iter().find_map(|(span, words)| span.part(at, words));
+        words.map(<[u16]>::to_vec)
+    }
+
     pub(super) fn value(&self, at: &Scalar) -> Result<Value, String> {
         let words = self.0.iter().find_map(|(span, words)| span.part(at, words));
         values::decode(
@@ -153,15 +160,15 @@ impl Link {
     /// A link that is not connected yet.
     #[must_use]
     pub fn new(spec: &MachineSpec, clock: Clock) -> Self {
-        let LinkSpec::ModbusTcp(modbus) = &spec.link;
         Self {
-            modbus: modbus.clone(),
+            spec: spec.link.clone(),
+            opener: Opener::default(),
             mailbox: spec.mailbox.clone(),
             gate: spec.gate.clone(),
             limits: Limits::of(&spec.link),
             probe: probe_place(spec),
             // Begun anywhere, so that a restarted gateway does not begin where its predecessor did.
-            tid: (clock().boottime_ns >> 16) as u16,
+            ident: (clock().boottime_ns >> 16) as u16,
             clock,
             tally: Arc::default(),
             session: None,
@@ -193,8 +200,8 @@ impl Link {
         if self.session.as_ref().is_none_or(Session::is_closed) {
             // One connection per device: the old one is closed before a new one is opened (F141).
             self.disconnect("a new connection");
-            let opened =
-                Session::open(&self.modbus, self.clock.clone(), Arc::clone(&self.tally)).await;
+            let (clock, tally) = (self.clock.clone(), Arc::clone(&self.tally));
+            let opened = self.opener.open(&self.spec, clock, tally).await;
             self.session = Some(opened.map_err(|error| {
                 count(&self.tally.connect_failures);
                 self.connect_error(&error)
@@ -205,10 +212,7 @@ impl Link {
         match read {
             Ok(_) => {}
             // The unit itself has judged the request: it is alive.
-            Err(Called {
-                end: End::Exception(1..=3),
-                ..
-            }) => {}
+            Err(called) if called.end.is_judged() => {}
             Err(called) => return Err(self.error(&called, &self.probe.to_string())),
         }
         self.ready = true;
@@ -221,13 +225,10 @@ impl Link {
     /// nothing answers at all, above [`SILENT_WAIT_MS_MAX`].
     #[must_use]
     pub fn backoff_ms(&self, random: u32) -> u64 {
-        let least = self.modbus.reconnect_ms_min;
+        let (least, most) = self.spec.reconnect_ms();
         let longest = match self.silent {
-            true => self
-                .modbus
-                .reconnect_ms_max
-                .min(SILENT_WAIT_MS_MAX.max(least)),
-            false => self.modbus.reconnect_ms_max,
+            true => most.min(SILENT_WAIT_MS_MAX.max(least)),
+            false => most,
         };
         let doubled = least.saturating_mul(1 << self.failures.min(20));
         let spread = doubled.min(longest).saturating_sub(least);
@@ -244,7 +245,7 @@ impl Link {
     /// The unit that is asked.
     #[must_use]
     pub fn unit(&self) -> u8 {
-        self.modbus.unit
+        self.spec.unit()
     }
 
     /// Whether the TCP connection stands: not the same as the unit being there (F043).
@@ -264,11 +265,7 @@ impl Link {
     /// Ends the connection with a reset, so that nothing that is still queued arrives later (F060).
     pub fn disconnect(&mut self, why: &str) {
         if let Some(session) = self.session.take() {
-            log::debug!(
-                "{}:{}: disconnected: {why}",
-                self.modbus.host,
-                self.modbus.port
-            );
+            log::debug!("{}: disconnected: {why}", self.spec.address());
             session.abort();
         }
         self.ready = false;
@@ -278,7 +275,7 @@ impl Link {
     #[must_use]
     pub fn heartbeat_due(&self) -> bool {
         let now = (self.clock)();
-        let limit_ns = self.modbus.heartbeat_ms.saturating_mul(NS_PER_MS);
+        let limit_ns = self.spec.heartbeat_ms().saturating_mul(NS_PER_MS);
         self.last_reply
             .is_none_or(|last| crate::core::time::elapsed_ns(&last, &now) >= limit_ns)
     }
@@ -292,11 +289,8 @@ impl Link {
             return Err(LinkError::NotConnected);
         }
         match self.read_spans(&[self.probe]).await {
-            Ok(_)
-            | Err(Called {
-                end: End::Exception(1..=3 | 6),
-                ..
-            }) => Ok(()),
+            Ok(_) => Ok(()),
+            Err(called) if called.end.is_judged() || called.end.is_busy() => Ok(()),
             Err(called) => Err(self.error(&called, &self.probe.to_string())),
         }
     }
@@ -316,13 +310,12 @@ impl Link {
         }
         match job {
             Job::Read { points } => self.run_read(points).await,
-            Job::Write { start, words } => match modbus::write_request(*start, words) {
-                Ok(request) => {
-                    let called = self.call(request).await;
-                    called.exchange(write_outcome(&called.end))
-                }
-                Err(why) => not_sent(why),
-            },
+            Job::Write { start, words } => {
+                let (start, words) = (*start, words.clone());
+                let called = self.call(&Ask::Write { start, words }).await;
+                called.exchange(write_outcome(&called.end))
+            }
+            Job::Remote(order) => self.run_remote(*order).await,
             Job::Mailbox(request) => self.run_mailbox(request).await,
         }
     }
@@ -344,10 +337,7 @@ impl Link {
         let mut read = self.read_spans_traced(&wide).await;
         let refused = matches!(
             &read,
-            Err(Called {
-                end: End::Exception(2),
-                ..
-            })
+            Err(Called { end: End::Code(coded), .. }) if coded.proof == Proof::RefusedPlace
         );
         if refused && narrow != wide {
             read = self.read_spans_traced(&narrow).await;
@@ -373,12 +363,18 @@ impl Link {
         let now = (self.clock)();
         let end = match &read {
             Ok(_) => StepEnd::Read,
-            Err(called) => match called.end {
-                End::Exception(code @ 2..=3) => StepEnd::Refused(code),
-                End::Exception(6) => StepEnd::Busy,
+            Err(called) => match &called.end {
+                End::Code(coded) => match coded.proof {
+                    Proof::RefusedPlace | Proof::RefusedLength => {
+                        StepEnd::Refused(coded.code.clone())
+                    }
+                    Proof::Busy => StepEnd::Busy,
+                    _ => StepEnd::Failed,
+                },
                 _ => StepEnd::Failed,
             },
         };
+        let busy = end == StepEnd::Busy;
         let settled = plan.finish(step, end, now.boottime_ns);
         let (words, doubt) = match read {
             Ok(read) => read,
@@ -386,11 +382,7 @@ impl Link {
             Err(called) => {
                 let what: Vec<String> = step.spans.iter().map(Span::to_string).collect();
                 let reason = self.error(&called, &what.join(", ")).to_string();
-                let quality = if end == StepEnd::Busy {
-                    Quality::Stale
-                } else {
-                    Quality::Bad
-                };
+                let quality = if busy { Quality::Stale } else { Quality::Bad };
                 return without_value(step, quality, &reason, now);
             }
         };
@@ -460,18 +452,18 @@ impl Link {
             .to_vec()
     }
 
-    pub(super) async fn call(&mut self, request: Request<'static>) -> Called {
+    pub(super) async fn call(&mut self, ask: &Ask) -> Called {
         let Some(session) = &mut self.session else {
             return Called::not_sent("not connected");
         };
-        let tid = self.tid;
-        self.tid = self.tid.wrapping_add(1);
-        let called = session.call(tid, request).await;
-        match called.end {
-            End::Exception(code) if modbus::is_unit_offline(code) => self.ready = false,
-            End::Words(_) | End::Echo | End::Exception(_) => {
-                self.last_reply = called.meter.replied_at
-            }
+        let ident = self.ident;
+        self.ident = self.ident.wrapping_add(1);
+        let called = session.call(ident, ask).await;
+        match &called.end {
+            End::Code(coded) if coded.proof == Proof::Offline => self.ready = false,
+            end if end.is_matched() => self.last_reply = called.meter.replied_at,
+            // No frame could do it, and the line was not touched.
+            End::NotSent(_) if !session.is_closed() => {}
             _ => {
                 self.disconnect("no matching reply");
                 self.ended = self.error(&called, "the last request").to_string();
@@ -493,7 +485,7 @@ impl Link {
             if let Err(why) = self.limits.check(*span) {
                 return Err(Called::not_sent(why));
             }
-            last = self.call(modbus::read_request(*span)).await;
+            last = self.call(&Ask::Read(*span)).await;
             match &last.end {
                 End::Words(read) => words.0.push((*span, read.clone())),
                 _ => return Err(last),
@@ -508,21 +500,21 @@ impl Link {
         start: Address,
         length: usize,
     ) -> Result<(Vec<u16>, Called), Called> {
-        let Address::Modbus { area, offset } = start;
         let mut words = Vec::with_capacity(length);
         let mut last = Called::not_sent("nothing to read");
         while words.len() < length {
             let rest = length - words.len();
-            let place = offset.checked_add(words.len() as u16);
-            let Some(start) = place else {
+            let Some(place) = start.plus(words.len() as u32) else {
                 return Err(Called::not_sent(format!(
-                    "{length} words from {start} go past 65535"
+                    "{length} words from {start} go past the last place"
                 )));
             };
-            let count = rest.min(usize::from(self.limits.registers_max)) as u16;
-            let (read, called) = self
-                .read_spans_traced(&[Span { area, start, count }])
-                .await?;
+            let span = Span {
+                area: place.area(),
+                start: place.number(),
+                count: rest.min(usize::from(self.limits.registers_max)) as u16,
+            };
+            let (read, called) = self.read_spans_traced(&[span]).await?;
             words.extend(read.0.into_iter().flat_map(|(_, words)| words));
             last = called;
         }
@@ -530,11 +522,11 @@ impl Link {
     }
 
     fn connect_error(&self, error: &std::io::Error) -> LinkError {
-        let address = format!("{}:{}", self.modbus.host, self.modbus.port);
+        let address = self.spec.address();
         match error.kind() {
             ErrorKind::TimedOut => LinkError::ConnectTimeout {
                 address,
-                timeout_ms: self.modbus.timeout_ms,
+                timeout_ms: self.spec.timeout_ms(),
             },
             ErrorKind::ConnectionRefused => LinkError::Refused { address },
             _ => LinkError::Unreachable {
@@ -546,27 +538,16 @@ impl Link {
 
     pub(super) fn error(&self, called: &Called, what: &str) -> LinkError {
         match &called.end {
-            End::Exception(code) => {
-                let DeviceCode {
-                    code: number,
-                    meaning,
-                    ..
-                } = modbus::exception(*code);
-                if modbus::is_unit_offline(*code) {
-                    let unit = self.modbus.unit;
-                    LinkError::UnitOffline {
-                        unit,
-                        code: number,
-                        meaning,
-                    }
-                } else {
-                    LinkError::Exception {
-                        what: what.to_owned(),
-                        code: number,
-                        meaning,
-                    }
-                }
-            }
+            End::Code(coded) if coded.proof == Proof::Offline => LinkError::UnitOffline {
+                unit: self.spec.unit(),
+                code: coded.code.code,
+                meaning: coded.code.meaning.clone(),
+            },
+            End::Code(coded) => LinkError::Exception {
+                what: what.to_owned(),
+                code: coded.code.clone(),
+                mendable: matches!(coded.proof, Proof::RefusedPlace | Proof::RefusedLength),
+            },
             End::NotSent(why) if self.is_open() => LinkError::NotPossible(why.clone()),
             End::NotSent(why) => LinkError::Lost(why.clone()),
             End::PartlySent(why) | End::NoReply(why) => LinkError::NoReply(why.clone()),
@@ -580,9 +561,9 @@ pub(super) fn not_sent(why: String) -> Exchange {
     called.exchange(Outcome::NotSent { why })
 }
 
-fn ended(end: &End, exception: fn(u8) -> Outcome) -> Outcome {
+pub(super) fn write_outcome(end: &End) -> Outcome {
     match end.clone() {
-        End::Exception(code) => exception(code),
+        End::Code(coded) => coded.of_write(),
         End::NotSent(why) => Outcome::NotSent { why },
         End::PartlySent(why) => Outcome::PartlySent { why },
         End::NoReply(why) => Outcome::SentNoReply { why },
@@ -593,12 +574,11 @@ fn ended(end: &End, exception: fn(u8) -> Outcome) -> Outcome {
     }
 }
 
-pub(super) fn write_outcome(end: &End) -> Outcome {
-    ended(end, modbus::write_exception)
-}
-
 fn read_outcome(end: &End) -> Outcome {
-    ended(end, modbus::read_exception)
+    match end.clone() {
+        End::Code(coded) => coded.of_read(),
+        _ => write_outcome(end),
+    }
 }
 
 fn without_value(step: &ReadRequest, quality: Quality, why: &str, at: Stamp) -> Vec<Reading> {
@@ -614,30 +594,19 @@ fn without_value(step: &ReadRequest, quality: Quality, why: &str, at: Stamp) -> 
 
 /// The read by which a connection proves itself: the first place that the configuration names.
 fn probe_place(spec: &MachineSpec) -> Span {
-    let mailbox = spec.mailbox.as_ref().map(|mailbox| {
-        let Address::Modbus {
-            area,
-            offset: start,
-        } = mailbox.status;
-        Span {
-            area,
-            start,
-            count: 1,
-        }
-    });
+    let one = |address: Address| Span {
+        area: address.area(),
+        start: address.number(),
+        count: 1,
+    };
+    let mailbox = spec.mailbox.as_ref().map(|mailbox| one(mailbox.status));
     let tags = spec.tags.iter().map(|tag| tag.at);
-    let events = spec.events.iter().map(|event| {
-        let EventKind::OnChange { at, .. } = &event.kind;
-        *at
-    });
+    let events = spec.events.iter().map(|event| event.kind.first_place());
     let first = gate_places(&spec.gate)
         .into_iter()
         .chain(tags)
         .chain(events)
         .next();
-    first.map(|at| Span::of(&at)).or(mailbox).unwrap_or(Span {
-        area: ModbusArea::Holding,
-        start: 0,
-        count: 1,
-    })
+    let first = first.map(|at| Span::of(&at)).or(mailbox);
+    first.unwrap_or_else(|| one(super::opener::first_place(&spec.link)))
 }

@@ -4,11 +4,11 @@
 //! machines.
 
 use crate::config::{SinkKind, SinkSpec};
-use crate::core::outbox::Verdict;
-use crate::core::record::{EventRecord, Position};
 use crate::sink::file::FileSinkConfig;
+use crate::sink::http::HttpSinkConfig;
+use crate::sink::mqtt::{ACK_MS_DEFAULT, MqttSinkConfig};
 use crate::sink::postgres::PostgresSinkConfig;
-use crate::sink::{AckLevel, Delivery, Lane, Sink, file, postgres};
+use crate::sink::{Sink, file, http, mqtt, postgres};
 
 /// The sink that `spec` describes, of the gateway of that name.
 #[must_use]
@@ -23,7 +23,35 @@ pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
             file_bytes_max: *rotate_bytes,
             keep: files_max.and_then(|files| usize::try_from(files).ok()),
         }),
-        SinkKind::Http { .. } => absent("http", AckLevel::Committed),
+        SinkKind::Http {
+            url,
+            token_file,
+            ca_file,
+        } => http::sink(HttpSinkConfig {
+            token_file: token_file.clone(),
+            ca_file: ca_file.clone(),
+            ..HttpSinkConfig::new(gateway, url)
+        }),
+        SinkKind::Mqtt {
+            url,
+            topic,
+            ack_topic,
+            password_file,
+            ca_file,
+            client_id,
+            ack_ms,
+        } => mqtt::sink(MqttSinkConfig {
+            url: url.clone(),
+            password_file: password_file.clone(),
+            ca_file: ca_file.clone(),
+            client_id: client_id
+                .clone()
+                .unwrap_or_else(|| format!("{gateway}-{}", spec.name)),
+            gateway: gateway.to_owned(),
+            topic: topic.clone(),
+            ack_topic: ack_topic.clone(),
+            ack_ms: ack_ms.unwrap_or(ACK_MS_DEFAULT),
+        }),
         SinkKind::Postgres {
             url,
             password_file,
@@ -36,24 +64,5 @@ pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
             ca_file: ca_file.clone(),
             lanes: *lanes,
         }),
-        SinkKind::Mqtt { .. } => absent("mqtt", AckLevel::Broker),
-    }
-}
-
-fn absent(kind: &'static str, ack_level: AckLevel) -> Sink {
-    Sink {
-        kind,
-        ack_level,
-        lanes: vec![Box::new(Absent(kind))],
-    }
-}
-
-/// Stands in for a kind of sink that this program does not have: nothing is sent, and nothing is lost.
-struct Absent(&'static str);
-
-impl Lane for Absent {
-    fn deliver<'a>(&'a mut self, batch: &'a [(Position, EventRecord)]) -> Delivery<'a> {
-        let reason = format!("this program has no {} sink: use one that has", self.0);
-        Box::pin(async move { vec![Verdict::Stop { reason }; batch.len()] })
     }
 }

@@ -1,8 +1,9 @@
 //! Owns: the device as somebody standing beside the machine sees it: its ledger, its switches, its cable.
-//! May call: state, fault, spec.
+//! May call: state, fault, source, spec.
 //! Never: let the gateway's side see or change the ledger.
 
 use super::fault::{Act, Fault};
+use super::source::Item;
 use super::spec::SimulatorSpec;
 use super::state::State;
 use crate::core::spec::ModbusArea;
@@ -49,6 +50,20 @@ pub enum Cause {
         /// With what.
         parameters: Vec<u16>,
     },
+    /// A device that only MC protocol shows was written.
+    Device {
+        /// Its code in binary frames.
+        code: u8,
+        /// The first number.
+        start: u32,
+        /// What was written; a bit is 0 or 1.
+        words: Vec<u16>,
+    },
+    /// The CPU was told to run (1001), stop (1002) or pause (1003), and did.
+    Remote {
+        /// The command.
+        order: u16,
+    },
 }
 
 impl std::fmt::Display for Effect {
@@ -82,6 +97,10 @@ impl std::fmt::Display for Effect {
                     "mailbox request {request_id}: opcode {opcode} {parameters:?}"
                 )
             }
+            Cause::Device { code, start, words } => {
+                write!(f, "write device {code:02X} {start} = {words:?}")
+            }
+            Cause::Remote { order } => write!(f, "remote operation {order:04X}"),
         }
     }
 }
@@ -93,11 +112,12 @@ pub struct Seen {
     pub at: Duration,
     /// Counted from 1.
     pub connection: u64,
-    /// As in the MBAP header.
+    /// As in the MBAP header; over MC protocol the serial number.
     pub transaction: u16,
-    /// As in the MBAP header.
+    /// As in the MBAP header; over MC protocol the station.
     pub unit: u8,
-    /// Function code and data.
+    /// Function code and data; of a request over MC protocol the function that does the same, first place and
+    /// number of places.
     pub pdu: Vec<u8>,
     /// The fault that struck it.
     pub fault: Option<Act>,
@@ -206,6 +226,11 @@ impl Device {
     pub fn set_input(&self, offset: u16, value: u16) {
         self.change(|state| state.inputs[usize::from(offset)] = value);
     }
+    /// The low four bits of SD203: 0 run, 2 stop, 3 pause.
+    #[must_use]
+    pub fn operating_state(&self) -> u16 {
+        self.lock().operating
+    }
     /// A coil.
     #[must_use]
     pub fn coil(&self, offset: u16) -> bool {
@@ -283,9 +308,65 @@ impl Device {
             Cause::Write {
                 area, start, words, ..
             } => *area == table && offset >= *start && usize::from(offset - start) < words.len(),
-            Cause::Mailbox { .. } => false,
+            Cause::Mailbox { .. } | Cause::Device { .. } | Cause::Remote { .. } => false,
         };
         self.lock().ledger.iter().filter(fits).count()
+    }
+    /// The `index`-th production counter makes pieces at once.
+    pub fn make_pieces(&self, index: usize, pieces: u64) {
+        self.change(|state| {
+            let (program, count) = &mut state.sources.pieces[index];
+            count.make(program, pieces);
+            state.scan(Instant::now());
+        });
+    }
+    /// From now on nothing is made by itself; what waits is still presented.
+    pub fn stop_making(&self) {
+        self.change(|state| state.sources.stopped = true);
+    }
+    /// Pieces that were made, whatever the registers show.
+    #[must_use]
+    pub fn pieces_made(&self, index: usize) -> u64 {
+        self.lock().sources.pieces[index].1.made
+    }
+    /// Sets what a production counter shows, as a reset does.
+    pub fn reset_pieces(&self, index: usize, count: u64) {
+        self.change(|state| {
+            state.sources.pieces[index].1.count = count;
+            state.scan(Instant::now());
+        });
+    }
+    /// So many items more come to wait at the `index`-th handshake.
+    pub fn present(&self, index: usize, items: u64) {
+        self.change(|state| {
+            state.sources.handshakes[index].1.waiting += items;
+            state.scan(Instant::now());
+        });
+    }
+    /// The next item gets this number.
+    pub fn number_next_item(&self, index: usize, number: u32) {
+        self.change(|state| state.sources.handshakes[index].1.next = number);
+    }
+    /// What was presented, in order.
+    #[must_use]
+    pub fn items(&self, index: usize) -> Vec<Item> {
+        self.lock().sources.handshakes[index].1.made.clone()
+    }
+    /// Writes so many entries into the `index`-th ring.
+    pub fn log_entries(&self, index: usize, entries: u64) {
+        self.change(|state| {
+            state.sources.rings[index].1.waiting += entries;
+            state.scan(Instant::now());
+        });
+    }
+    /// The next entry gets this number.
+    pub fn number_next_entry(&self, index: usize, number: u32) {
+        self.change(|state| state.sources.rings[index].1.next = number);
+    }
+    /// What was logged, in order.
+    #[must_use]
+    pub fn entries(&self, index: usize) -> Vec<Item> {
+        self.lock().sources.rings[index].1.made.clone()
     }
     /// Since the simulator's start: the clock of [`Seen::at`] and [`Effect::at`].
     #[must_use]
