@@ -17,7 +17,6 @@ pub mod machine;
 pub mod mailbox;
 pub mod numbering;
 pub mod outbox;
-mod outbox_ranges;
 mod outcome;
 pub mod policy;
 pub mod record;

@@ -17,6 +17,7 @@ mod field_frames;
 mod field_keep;
 mod field_link;
 mod field_time;
+mod forwarding;
 mod harness;
 mod identity;
 mod kill_rounds;
