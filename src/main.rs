@@ -16,6 +16,8 @@ fn main() -> ExitCode {
         demo: local::demo::demo,
         sim: local::run::sim,
         journal: local::journal::journal,
+        receiver: local::receiver::receiver,
+        upstream: local::upstream::upstream,
     };
     dispatch(Cli::parse(), local).into()
 }

@@ -5,9 +5,8 @@
 use holdfast::board::BUILT_IN;
 use holdfast::config::{GatewayConfig, Problem, Role, SinkKind, Who, load};
 use holdfast::config::{JOURNAL_BYTES_MIN, RECONNECT_MS_MAX_DEFAULT};
-use holdfast::core::spec::{
-    Action, Completion, DataType, EventKind, LinkSpec, Origin, Verify, WordOrder,
-};
+use holdfast::core::melsec::{Code, Frame, Remote, Route, Transport};
+use holdfast::core::spec::{Action, Completion, DataType, LinkSpec, Origin, Verify, WordOrder};
 use holdfast::journal::BUDGET_BYTES_MIN;
 use std::fs;
 use std::path::Path;
@@ -990,7 +989,9 @@ fn what_expires_before_the_link_tries_again_and_what_never_completes_is_warned_o
     let early = "ttl 10s is shorter than reconnect_max";
     let never = "completion is none, so it always ends as outcome_unknown";
     let plain = machine_accepted("unit = 1\n", "unit = 1\n");
-    let LinkSpec::ModbusTcp(link) = &plain.machines[0].link;
+    let LinkSpec::ModbusTcp(link) = &plain.machines[0].link else {
+        panic!("{:?}", plain.machines[0].link);
+    };
     assert_eq!(link.reconnect_ms_max, RECONNECT_MS_MAX_DEFAULT);
     assert_eq!((warned(&plain, early), warned(&plain, never)), (0, 0));
     let slow = machine_accepted("unit = 1\n", "unit = 1\nreconnect_max = \"11s\"\n");
@@ -1075,12 +1076,12 @@ fn secrets_do_not_stand_in_the_file() {
 // covers: CFG-01
 #[test]
 fn what_this_version_does_not_have_is_refused_by_name() {
-    for protocol in ["modbus-rtu", "mc-3e"] {
+    for protocol in ["modbus-rtu", "mc-3c"] {
         machine_refused(
             "\"modbus-tcp\"",
             &format!("{protocol:?}"),
             &format!("{protocol:?}"),
-            &["the only protocol that this version speaks"],
+            &["the protocols that this version speaks"],
         );
     }
     for kind in ["nats", "kafka"] {
@@ -1272,224 +1273,189 @@ fn each_cell_of_the_policy_knows_where_its_value_came_from() {
     assert_eq!(row.origins["on_restart"], Origin::ClassDefault);
 }
 
-const COUNTER: &str = "[[event]]\ntype = \"piece.good\"\nsource = \"counter\"\nread = \"holding:200\"\nclass = \"business\"\n";
-const HANDSHAKE: &str = r#"[[event]]
-type = "unit.done"
-source = "handshake"
-ready = "coil:20"
-ack = "coil:21"
-item = "holding:220"
-data = [{ name = "good", read = "holding:222", type = "u16" }, { name = "weight", read = "holding:224", type = "f32", unit = "kg" }]
-class = "business"
-"#;
-const RING: &str = r#"[[event]]
-type = "log.entry"
-source = "ring"
-head = "holding:400"
-base = "holding:402"
-entries = 16
-words = 8
+/// As MACHINE, behind MC protocol.
+const MELSEC: &str = r#"schema = 1
+name = "press-1"
+[link]
+protocol = "mc-4e"
+address = "127.0.0.1:5007"
+family = "q"
+code = "binary"
+network = 1
+pc = 2
+io = 0x03E0
+station = 3
+transport = "udp"
+[gate]
+identity = { read = "D110", equals = 4711 }
+config_version = "D120"
+mode = { read = "SD203", allowed = [0] }
+interlocks = [{ name = "door closed", read = "X1F", equals = true }]
+[[tag]]
+name = "length"
+read = "W1A"
+type = "u32"
+poll = "500ms"
+[[tag]]
+name = "turned"
+read = "D200"
+type = "u32"
+word_order = "high_first"
+[[command]]
+name = "set_length"
+class = "absolute_set"
+write = "D100"
+args = { length = { type = "u32", min = 0, max = 3000 } }
+[[command]]
+name = "lamp"
+class = "absolute_set"
+write = "Y20"
+args = { on = { type = "bool" } }
+[[command]]
+name = "eject_one"
+class = "relative_action"
+mailbox = { opcode = 3 }
+[[command]]
+name = "run"
+class = "mode_change"
+remote = "run"
+[mailbox]
+command = "D300"
+status = "D340"
 "#;
 
-// covers: CFG-01, EVT-03
-#[test]
-fn sources_at_the_machine_mean_what_they_say() {
-    let machine = format!("{MACHINE}{COUNTER}{HANDSHAKE}{RING}");
-    let config = load_bytes(GATEWAY.as_bytes(), machine.as_bytes());
-    let config = config.unwrap_or_else(|problems| panic!("{}", text(&problems)));
-    let events = &config.machines[0].events;
-    let EventKind::Counter(counter) = &events[0].kind else {
-        panic!("{events:?}")
-    };
-    assert_eq!(
-        (counter.at.data_type, counter.wraps_after, counter.max_step),
-        (DataType::U16, 65_535, None)
-    );
-    assert!(
-        config
-            .warnings
-            .iter()
-            .any(|warning| warning.contains("no max_step")),
-        "{:?}",
-        config.warnings
-    );
-    let EventKind::Handshake(handshake) = &events[1].kind else {
-        panic!("{events:?}")
-    };
-    assert_eq!(handshake.item.data_type, DataType::U32);
-    assert_eq!(
-        (handshake.numbering.first, handshake.numbering.last),
-        (1, u32::MAX)
-    );
-    assert_eq!(handshake.data[1].unit.as_deref(), Some("kg"));
-    let EventKind::Ring(ring) = &events[2].kind else {
-        panic!("{events:?}")
-    };
-    assert_eq!((ring.entries, ring.words, ring.from_oldest), (16, 8, false));
-    let decimal = COUNTER.to_owned()
-        + "data_type = \"u32\"\nwraps_after = 9999\nmax_step = 100\nreset_to = 1\n";
-    let machine = format!("{MACHINE}{decimal}");
-    let config = load_bytes(GATEWAY.as_bytes(), machine.as_bytes()).unwrap();
-    assert!(
-        !config
-            .warnings
-            .iter()
-            .any(|warning| warning.contains("no max_step"))
-    );
+fn melsec_refused(from: &str, to: &str, at: &str, says: &[&str]) {
+    assert!(MELSEC.contains(from), "{from}");
+    let machine = MELSEC.replacen(from, to, 1);
+    refused(GATEWAY, &machine, ("press-1.toml", at), says);
 }
 
-// covers: CFG-01, EVT-06, OPS-04, AGT-01
+fn melsec_accepted(from: &str, to: &str) -> GatewayConfig {
+    let machine = MELSEC.replacen(from, to, 1);
+    let loaded = load_bytes(GATEWAY.as_bytes(), machine.as_bytes());
+    loaded.unwrap_or_else(|problems| panic!("{}", text(&problems)))
+}
+
+// covers: CFG-01, F062
 #[test]
-fn a_source_that_cannot_be_taken_safely_is_refused_where_it_stands() {
-    let bad = |head: (&str, &str), source: &str, from: &str, to: &str, at: &str, says: &[&str]| {
-        assert!(source.contains(from) && MACHINE.contains(head.0), "{from}");
-        let machine = MACHINE.replacen(head.0, head.1, 1) + &source.replacen(from, to, 1);
-        refused(GATEWAY, &machine, ("press-1.toml", at), says);
+fn a_melsec_machine_is_read_with_its_route_and_its_devices() {
+    let loaded = melsec_accepted("q", "q");
+    let machine = &loaded.machines[0];
+    let LinkSpec::Mc(link) = &machine.link else {
+        panic!("{:?}", machine.link);
     };
-    let as_is = ("schema = 1", "schema = 1");
-    let class = "class = \"business\"";
-    bad(
-        as_is,
-        COUNTER,
-        class,
-        "data_type = \"f32\"",
-        "\"f32\"",
-        &["a count", "\"u64\""],
+    assert_eq!((link.frame, link.transport), (Frame::E4, Transport::Udp));
+    let route = Route {
+        network: 1,
+        pc: 2,
+        io: 0x03E0,
+        station: 3,
+    };
+    assert_eq!(link.route, route);
+    let lock = machine.gate.interlocks[0].at.address;
+    assert_eq!((lock.to_string().as_str(), lock.number()), ("X1F", 0x1F));
+    assert_eq!(machine.tags[0].at.address.number(), 0x1A);
+    // Low word first is what MELSEC itself does.
+    assert_eq!(machine.tags[0].at.word_order, WordOrder::LowFirst);
+    assert_eq!(machine.tags[1].at.word_order, WordOrder::HighFirst);
+    // The mailbox's blocks are laid out alike everywhere.
+    let order = machine.mailbox.as_ref().map(|mailbox| mailbox.word_order);
+    assert_eq!(order, Some(WordOrder::HighFirst));
+    let set = machine.row("set_length").unwrap();
+    assert_eq!(set.args[0].word_order, WordOrder::LowFirst);
+    let run = machine.row("run").unwrap();
+    assert_eq!(run.action, Action::Remote { order: Remote::Run });
+    assert_eq!(run.completion, Completion::Reply);
+    let lamp = &machine.row("lamp").unwrap().action;
+    assert!(matches!(lamp, Action::Write { start, .. } if start.number() == 0x20));
+
+    let defaults = melsec_accepted(
+        "code = \"binary\"\nnetwork = 1\npc = 2\nio = 0x03E0\nstation = 3\ntransport = \"udp\"\n",
+        "",
     );
-    bad(
-        as_is,
-        COUNTER,
-        class,
-        "max_step = 32768",
-        "32768",
-        &["an integer from 1 to 32767"],
-    );
-    bad(
-        as_is,
-        COUNTER,
-        class,
-        "wraps_after = 65536",
-        "65536",
-        &["65535"],
-    );
-    bad(
-        as_is,
-        COUNTER,
-        class,
-        "ack = \"coil:3\"",
-        "ack",
-        &["unknown key"],
-    );
-    bad(
-        as_is,
-        HANDSHAKE,
-        "\"coil:21\"",
-        "\"discrete:21\"",
-        "\"discrete:21\"",
-        &["as it is written"],
-    );
-    bad(
-        as_is,
-        HANDSHAKE,
-        "\"coil:21\"",
-        "\"coil:20\"",
-        "\"coil:20\"\nitem",
-        &["a place of its own", "ready bit"],
-    );
-    bad(
-        as_is,
-        HANDSHAKE,
-        "\"holding:220\"",
-        "{ read = \"holding:220\", type = \"i32\" }",
-        "{ read = \"holding:220\"",
-        &["u16 or u32"],
-    );
-    bad(
-        as_is,
-        HANDSHAKE,
-        "\"holding:222\"",
-        "\"holding:221\"",
-        "\"holding:220\"",
-        &["overlaps", "\"good\""],
-    );
-    bad(
-        as_is,
-        HANDSHAKE,
-        class,
-        "numbers_from = 1\nnumbers_to = 1",
-        "1\n",
-        &["an integer from 2"],
-    );
-    bad(
-        as_is,
-        RING,
-        "words = 8",
-        "words = 1",
-        "1\n",
-        &["an integer from 2 to 125"],
-    );
-    bad(
-        as_is,
-        RING,
-        "\"holding:402\"",
-        "\"holding:65500\"",
-        "\"holding:65500\"",
-        &["room for 16 entries"],
-    );
-    bad(
-        as_is,
-        RING,
-        "\"holding:402\"",
-        "\"holding:401\"",
-        "\"holding:401\"",
-        &["overlaps", "the head"],
-    );
-    bad(
-        as_is,
-        RING,
-        "words = 8",
-        "words = 8\ndata = [{ name = \"a\", word = 7, type = \"u32\" }]",
-        "7, type",
-        &["room for its 2 registers"],
-    );
-    // An acknowledgement is a write: where none may be made, none is promised.
-    bad(
-        ("schema = 1", "schema = 1\nread_only = true"),
-        HANDSHAKE,
-        class,
-        class,
-        "\"handshake\"",
-        &["read_only", "an acknowledgement is a write"],
-    );
-    bad(
-        ("schema = 1", "schema = 1\nowner = \"gw-2\""),
-        HANDSHAKE,
-        class,
-        class,
-        "\"handshake\"",
-        &["gw-2", "take these events at the owner"],
-    );
-    // Whoever writes the acknowledgement could take an item that is not durable.
-    let write = "write = \"holding:100\"\nargs = { speed = { type = \"u16\", unit = \"rpm\", min = 0, max = 3000 } }";
-    let coil = "write = \"coil:21\"\nargs = { bit = { type = \"bool\" } }";
-    bad(
-        (write, coil),
-        HANDSHAKE,
-        class,
-        class,
-        "\"coil:21\"",
-        &["argument", "the ack of event", "not durable"],
-    );
-    let two = HANDSHAKE.to_owned()
-        + &HANDSHAKE
-            .replace("unit.done", "unit.two")
-            .replace("holding:22", "holding:24")
-            .replace("coil:20", "coil:22");
-    let machine = MACHINE.to_owned() + &two;
-    let problems = load_bytes(GATEWAY.as_bytes(), machine.as_bytes()).unwrap_err();
+    let LinkSpec::Mc(link) = &defaults.machines[0].link else {
+        panic!("{:?}", defaults.machines[0].link);
+    };
+    assert_eq!((link.code, link.transport), (Code::Binary, Transport::Tcp));
+    assert_eq!(link.route, Route::default());
+}
+
+// covers: CFG-01, F062
+#[test]
+fn the_melsec_family_is_mandatory_and_decides_what_an_address_means() {
+    let without = MELSEC.replacen("family = \"q\"\n", "", 1);
+    let problems = load_bytes(GATEWAY.as_bytes(), without.as_bytes()).unwrap_err();
+    let said = text(&problems);
     assert!(
-        text(&problems).contains("the ack of event \"unit.two\" on coil:21"),
-        "{}",
-        text(&problems)
+        said.contains("link.family") && said.contains("has no default"),
+        "{said}"
+    );
+    assert_eq!(
+        problems.len(),
+        1,
+        "its absence is the one thing to say: {said}"
+    );
+
+    let octal = MELSEC.replacen("family = \"q\"", "family = \"fx5\"", 1);
+    let octal = octal.replacen("X1F", "X17", 1);
+    let loaded = load_bytes(GATEWAY.as_bytes(), octal.as_bytes());
+    let loaded = loaded.unwrap_or_else(|problems| panic!("{}", text(&problems)));
+    let lamp = &loaded.machines[0].row("lamp").unwrap().action;
+    assert!(matches!(lamp, Action::Write { start, .. } if start.number() == 0o20));
+    let eighteen = octal.replacen("\"Y20\"", "\"Y18\"", 1);
+    let at = ("press-1.toml", "\"Y18\"");
+    refused(GATEWAY, &eighteen, at, &["Y with an octal number", "fx5"]);
+}
+
+// covers: CFG-01
+#[test]
+fn what_mc_protocol_cannot_carry_is_refused_with_what_to_do() {
+    melsec_refused(
+        "\"W1A\"",
+        "\"holding:26\"",
+        "\"holding:26\"",
+        &["such as \"D100\""],
+    );
+    melsec_refused("\"W1A\"", "\"D1A\"", "\"D1A\"", &["decimal number"]);
+    melsec_refused(
+        "\"D300\"",
+        "\"M300\"",
+        "\"M300\"",
+        &["words, such as D1000"],
+    );
+    melsec_refused("\"q\"", "\"fx3\"", "\"fx3\"", &["fx5"]);
+    melsec_refused(
+        "\"D100\"",
+        "\"M100\"",
+        "\"M100\"",
+        &["a bit device", "one bit"],
+    );
+    melsec_refused(
+        "\"run\"\n[mailbox]",
+        "\"jog\"\n[mailbox]",
+        "\"jog\"",
+        &["pause"],
+    );
+    melsec_refused(
+        "class = \"mode_change\"",
+        "class = \"relative_action\"",
+        "\"run\"\n[mailbox]",
+        &["mode_change"],
+    );
+    let ascii = MELSEC.replacen("\"binary\"", "\"ascii\"", 1);
+    let zr = ascii.replacen("\"W1A\"", "\"ZR100\"", 1);
+    let at = ("press-1.toml", "\"ZR100\"");
+    refused(
+        GATEWAY,
+        &zr,
+        at,
+        &["in ASCII", "the sources disagree", "code to binary"],
+    );
+    // What Modbus cannot carry.
+    machine_refused(
+        "[[command]]\nname = \"eject_one\"\nclass = \"relative_action\"\nmailbox = { opcode = 3 }",
+        "[[command]]\nname = \"run\"\nclass = \"mode_change\"\nremote = \"run\"",
+        "\"run\"\n[[command]]\nname = \"read_status\"",
+        &["only a MELSEC CPU"],
     );
 }

@@ -3,8 +3,8 @@
 mod journal_common;
 
 use holdfast::core::ids::{CommitNo, EventKey, OperationId, Sequence};
-use holdfast::core::record::{CursorRecord, Position, Stored};
-use holdfast::journal::{Opened, Reader, check, export, open, salvage};
+use holdfast::core::record::{CursorRecord, Position, Record, Stored};
+use holdfast::journal::{Opened, Reader, Retention, check, export, open, salvage};
 use journal_common::*;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -527,4 +527,83 @@ fn a_wall_time_on_record_that_a_trusted_clock_contradicts_locks_nobody_out() {
         let stands = BASE_US + 600_000 * HOUR_US;
         assert_eq!(from(&format!("b{salvaged}"), false, salvaged), stands);
     }
+}
+
+// covers: EVT-04, REC-01, REC-04
+#[test]
+fn how_far_a_source_is_taken_survives_restart_checkpoint_and_salvage() {
+    use holdfast::core::record::{SourceRecord, SourceState};
+    let home = tempfile::tempdir().unwrap();
+    let dir = home.path().join("j");
+    let (mut journal, recovered) = normal(&dir);
+    let epoch = recovered.epoch;
+    let source = |kind: &str, state| SourceRecord {
+        machine: "press-1".into(),
+        event_type: kind.into(),
+        place: "holding:220 u32".into(),
+        at: now_at(BASE_US),
+        state,
+    };
+    let handshake = |item| SourceState::Handshake {
+        item,
+        sha256: [7; 32],
+    };
+    let policy = Retention {
+        keep_events_ms: 0,
+        keep_operations_ms: 60_000,
+        keep_tombstones_ms: 120_000,
+        sinks: Vec::new(),
+    };
+    for no in 1..=9 {
+        let unit = source("unit.done", handshake(no as u32));
+        let piece = source("piece.good", SourceState::Counter(no * 10));
+        let records = vec![Record::Source(unit), Record::Source(piece)];
+        journal.commit(&[block(epoch, no, records)]).unwrap();
+        if no == 5 {
+            while journal
+                .maintain(&now_at(BASE_US), &policy, 128)
+                .unwrap()
+                .busy()
+            {}
+        }
+    }
+    let expected = [
+        source("piece.good", SourceState::Counter(90)),
+        source("unit.done", handshake(9)),
+    ];
+    drop(journal);
+    let (mut journal, recovered) = normal(&dir);
+    assert_eq!(recovered.sources, expected);
+    while journal
+        .maintain(&now_at(BASE_US), &policy, 128)
+        .unwrap()
+        .busy()
+    {}
+    journal.close().unwrap();
+    let (mut journal, recovered) = normal(&dir);
+    assert_eq!(recovered.sources, expected);
+    let next = recovered.next_commit.0;
+    for no in next..next + 4 {
+        let unit = source("unit.done", handshake(no as u32));
+        let records = vec![Record::Source(unit)];
+        journal
+            .commit(&[block(recovered.epoch, no, records)])
+            .unwrap();
+    }
+    drop(journal);
+    // One commit is destroyed; what was taken before and after it stands.
+    let mut bytes = fs::read(store_file(&dir)).unwrap();
+    let magic = holdfast::journal::frame::MAGIC;
+    for at in 0..bytes.len() - 64 {
+        let lost = (next + 1) as u8;
+        if bytes[at..].starts_with(&magic) && bytes[at + 10] == 1 && bytes[at + 16] == lost {
+            bytes[at + 60] ^= 0xff;
+        }
+    }
+    fs::write(store_file(&dir), bytes).unwrap();
+    let done = salvage(&options(&dir), "a commit destroyed", true).unwrap();
+    assert_eq!(done.commits_lost, 1);
+    let (_journal, recovered) = normal(&dir);
+    let newest = source("unit.done", handshake((next + 3) as u32));
+    assert_eq!(recovered.sources, [expected[0].clone(), newest]);
 }

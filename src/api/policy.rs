@@ -104,6 +104,7 @@ fn view_action(action: &Action) -> String {
             format!("writes {start}{id}")
         }
         Action::Mailbox { opcode } => format!("mailbox opcode {opcode}"),
+        Action::Remote { order } => format!("remote {}", order.name()),
     }
 }
 

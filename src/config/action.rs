@@ -5,18 +5,16 @@
 use super::command::Context;
 use super::machine::{claim, claim_read, named};
 use super::point::{self, Claim};
+use super::problem::Dialect;
 use super::reader::{Node, Table};
 use crate::core::intent::{RawValue, check_value, type_range};
 use crate::core::mailbox::PARAMETER_WORDS_MAX;
+use crate::core::melsec::Remote;
 use crate::core::spec::{
-    Action, Address, ArgSpec, ArgValue, Class, DataType, DoneSpec, ModbusArea, Scalar, WordOrder,
+    Action, Address, ArgSpec, ArgValue, Class, DataType, DoneSpec, Scalar, WordOrder,
 };
 use rust_decimal::Decimal;
 
-/// Most registers in one write (MODBUS Application Protocol V1.1b3, 6.12).
-pub const WRITE_REGISTERS_MAX: usize = 123;
-/// Most coils in one write (6.11).
-pub const WRITE_COILS_MAX: usize = 1_968;
 pub(super) fn args(table: &Table<'_>) -> Vec<ArgSpec> {
     let Some(named) = table.get("args").and_then(|node| node.table()) else {
         return Vec::new();
@@ -125,7 +123,7 @@ fn default(node: &Node<'_>, spec: &ArgSpec) -> Option<ArgValue> {
     }
 }
 
-/// Exactly one of `read`, `write`, `mailbox`.
+/// Exactly one of `read`, `write`, `mailbox`, `remote`.
 pub(super) fn action<'a>(
     table: &Table<'a>,
     class: Class,
@@ -140,6 +138,10 @@ pub(super) fn action<'a>(
         .and_then(|n| n.choice(&[("append", ())]));
     if let Some(node) = request_id_node.filter(|_| write.is_none()) {
         node.wrong::<()>("request_id only beside write", None);
+    }
+    if let Some(node) = table.get("remote") {
+        let beside = [&read, &write, &mailbox].into_iter().flatten().next();
+        return remote_action(&node, beside, class, args);
     }
     match (class, read, write, mailbox) {
         (Class::Query, Some(node), None, None) => {
@@ -180,6 +182,35 @@ pub(super) fn action<'a>(
             None
         }
     }
+}
+
+/// `remote = "run"`: tells a MELSEC CPU, and looks at its operating state.
+fn remote_action(
+    node: &Node<'_>,
+    beside: Option<&Node<'_>>,
+    class: Class,
+    args: &[ArgSpec],
+) -> Option<Action> {
+    let order = node.choice(&Remote::NAMES)?;
+    if let Some(other) = beside {
+        return other.wrong("nothing beside remote: one command does one thing", None);
+    }
+    if matches!(node.doc.dialect.get(), Dialect::Modbus) {
+        return node.wrong(
+            "write or mailbox: only a MELSEC CPU knows remote operations",
+            None,
+        );
+    }
+    if class != Class::ModeChange {
+        return node.wrong(
+            "class = \"mode_change\" beside it",
+            Some("a remote operation changes the mode of the CPU".into()),
+        );
+    }
+    if !args.is_empty() {
+        return node.wrong("no args beside it: the order says it all", None);
+    }
+    Some(Action::Remote { order })
 }
 
 /// One value, `read` with `type` and `word_order` beside it, or several, each a table with them.
@@ -228,12 +259,13 @@ fn write_action<'a>(
     context: &Context<'_>,
     claims: &mut Vec<Claim<'a>>,
 ) -> Option<Action> {
-    let (area, offset) = point::address(node)?;
+    let start = point::address(node)?;
+    let area = start.area();
     if !area.is_writable() {
         let expected = "coil or holding: the protocol cannot write to the other tables";
         return node.wrong(expected, None);
     }
-    if area == ModbusArea::Coil && !coils_only(node, args, request_id, context) {
+    if area.is_bits() && !bits_only(node, args, request_id, context) {
         return None;
     }
     let words: usize = args
@@ -241,13 +273,13 @@ fn write_action<'a>(
         .map(|a| usize::from(a.data_type.registers()))
         .sum();
     let words = words + if request_id { 2 } else { 0 };
-    let most = if area == ModbusArea::Coil {
-        WRITE_COILS_MAX
+    let most = if area.is_bits() {
+        context.reach.write_bits
     } else {
-        WRITE_REGISTERS_MAX
+        context.reach.write_words
     };
     if words == 0 {
-        let example = if area == ModbusArea::Coil {
+        let example = if area.is_bits() {
             "args = { on = { type = \"bool\", default = true } }; a caller may still send false"
         } else {
             "args = { value = { type = \"u16\" } }; where it is always 1: min = 1, max = 1, default = 1"
@@ -265,36 +297,39 @@ fn write_action<'a>(
         );
         return None;
     }
-    if usize::from(offset) + words > 65_536 {
+    if start.plus(words as u32 - 1).is_none() {
+        let last = area.last();
         return node.wrong(
-            format!("room for {words} words: the last place is 65535"),
+            format!("room for {words} words: the last place is {last}"),
             None,
         );
     }
-    claim_args(node, args, request_id, (area, offset), claims);
-    Some(Action::Write {
-        start: Address::Modbus { area, offset },
-        request_id,
-    })
+    claim_args(node, args, request_id, start, claims);
+    Some(Action::Write { start, request_id })
 }
 
-/// Refuses what a coil cannot take.
-fn coils_only(node: &Node<'_>, args: &[ArgSpec], request_id: bool, context: &Context<'_>) -> bool {
+/// Refuses what a single bit cannot take.
+fn bits_only(node: &Node<'_>, args: &[ArgSpec], request_id: bool, context: &Context<'_>) -> bool {
+    let (bit, words) = match node.doc.dialect.get() {
+        Dialect::Modbus => ("coil", "holding"),
+        Dialect::Melsec { .. } => ("bit device", "a word device such as D"),
+    };
     let wide = args.iter().find(|arg| arg.data_type != DataType::Bool);
     let bits = args.iter().any(|arg| arg.data_type == DataType::Bool);
     match wide {
         None if !request_id => return true,
         Some(arg) if !bits && !request_id => node.problem(
             format!(
-                "a coil for argument {:?} of type {}",
+                "a {} for argument {:?} of type {}",
+                bit,
                 arg.name,
                 arg.data_type.name()
             ),
-            "a bool argument: a coil takes one bit",
-            Some("give it type = \"bool\", or write to holding".into()),
+            format!("a bool argument: a {bit} takes one bit"),
+            Some(format!("give it type = \"bool\", or write to {words}")),
         ),
         _ => node.problem(
-            "coils and registers in one command",
+            format!("{bit}s and registers in one command"),
             "one write frame, as half of two could be applied",
             mailbox_mend(context),
         ),
@@ -306,13 +341,13 @@ fn claim_args<'a>(
     node: &Node<'a>,
     args: &[ArgSpec],
     request_id: bool,
-    (area, offset): (ModbusArea, u16),
+    start: Address,
     claims: &mut Vec<Claim<'a>>,
 ) {
-    let mut at = offset;
+    let mut at = Some(start);
     let mut next = |what: &str, data_type: DataType, word_order: WordOrder| {
-        let address = Address::Modbus { area, offset: at };
-        at = at.saturating_add(data_type.registers());
+        let Some(address) = at else { return };
+        at = address.plus(data_type.registers().into());
         let scalar = Scalar {
             address,
             data_type,
@@ -331,7 +366,8 @@ fn claim_args<'a>(
         next(
             "argument (the request id)",
             DataType::U32,
-            WordOrder::HighFirst,
+            args.last()
+                .map_or(start.area().word_order(), |arg| arg.word_order),
         );
     }
 }
@@ -392,7 +428,7 @@ pub(super) fn done<'a>(
         claim(claims, "the finished request's result", node, Some(at));
         let ((area, a), (other, b)) = (point::extent(&id), point::extent(&at));
         let span = a.end.max(b.end) - a.start.min(b.start);
-        if area != other || span > u32::from(context.registers_max) {
+        if area != other || span > u32::from(context.reach.read_words) {
             return node.wrong(
                 "registers near the id's, so that one request reads both",
                 None,

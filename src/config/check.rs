@@ -2,16 +2,15 @@
 //! May call: reader, point; core types.
 //! Never: read a value itself.
 
+use super::link::Reach;
 use super::point::{self, Claim, overlap};
 use super::reader::{Node, Table, show_duration};
 use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS};
 use crate::core::spec::{
-    Address, Completion, DataType, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, Tag, TagGroup,
+    Address, Area, Completion, DataType, MachineSpec, MailboxSpec, Tag, TagGroup,
 };
 use std::ops::Range;
 
-/// Most bits in one read (MODBUS Application Protocol V1.1b3, 6.1).
-const READ_BITS_MAX: u32 = 2_000;
 /// Time for a person to notice, look and send again, in milliseconds (CAP-03).
 pub const MANUAL_RETRY_MS: u64 = 10 * 60 * 1000;
 
@@ -102,20 +101,19 @@ fn same(a: &Claim<'_>, b: &Claim<'_>) -> bool {
         && (!wide || a.scalar.word_order == b.scalar.word_order)
 }
 
-fn span(area: ModbusArea, range: &Range<u32>) -> String {
-    match range.end - range.start {
-        1 => format!("{}:{}", area.name(), range.start),
-        _ => format!("{}:{}-{}", area.name(), range.start, range.end - 1),
+fn span(area: Area, range: &Range<u32>) -> String {
+    match area {
+        Area::Modbus(table) if range.end - range.start > 1 => {
+            format!("{}:{}-{}", table.name(), range.start, range.end - 1)
+        }
+        _ => area.range(range.start, range.end - range.start),
     }
 }
 
-fn block(address: Address, words: usize) -> (ModbusArea, Range<u32>) {
-    let Address::Modbus { area, offset } = address;
-    let start = u32::from(offset);
-    (
-        area,
-        start..start + u32::try_from(words).unwrap_or(u32::MAX),
-    )
+fn block(address: Address, words: usize) -> (Area, Range<u32>) {
+    let start = address.number();
+    let end = start + u32::try_from(words).unwrap_or(u32::MAX - start);
+    (address.area(), start..end)
 }
 
 /// The two blocks belong to the mailbox's own protocol alone.
@@ -180,7 +178,7 @@ pub(super) fn mailbox(
 }
 
 /// A group that one request cannot hold needs a guard, and a group needs tags.
-pub(super) fn groups(root: &Table<'_>, groups: &[TagGroup], tags: &[Tag], registers_max: u16) {
+pub(super) fn groups(root: &Table<'_>, groups: &[TagGroup], tags: &[Tag], reach: Reach) {
     let nodes = root.get("group").and_then(|node| node.list());
     for table in nodes.unwrap_or_default().iter().filter_map(Node::table) {
         let Some(node) = table.get("name") else {
@@ -203,9 +201,9 @@ pub(super) fn groups(root: &Table<'_>, groups: &[TagGroup], tags: &[Tag], regist
             .unwrap_or(first.start);
         let high = extents.iter().map(|e| e.1.end).max().unwrap_or(first.end);
         let most = if area.is_bits() {
-            READ_BITS_MAX
+            reach.read_bits
         } else {
-            u32::from(registers_max)
+            u32::from(reach.read_words)
         };
         let one_request = extents.iter().all(|e| e.0 == *area) && high - low <= most;
         if !one_request && group.guard.is_none() {
@@ -231,6 +229,12 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
             spec.owner
         ));
     }
+    if spec.owner != gateway && !spec.events.is_empty() {
+        warn(format!(
+            "its events are taken here too: if {:?} takes them, the books hold them twice",
+            spec.owner
+        ));
+    }
     if has_effects && spec.gate.identity.is_none() {
         warn("no gate identity: commands cannot tell a replaced device or program".into());
     }
@@ -240,15 +244,15 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
     if spec.read_only && has_effects {
         warn("read_only: every command that changes the machine is refused".into());
     }
-    let LinkSpec::ModbusTcp(link) = &spec.link;
+    let (_, reconnect_ms_max) = spec.link.reconnect_ms();
     for row in &spec.commands {
-        if row.queueable && row.ttl_ms < link.reconnect_ms_max {
+        if row.queueable && row.ttl_ms < reconnect_ms_max {
             warn(format!(
                 "command {:?}: ttl {} is shorter than reconnect_max {}: one that waits may expire although \
                  the device is back",
                 row.name,
                 show_duration(row.ttl_ms),
-                show_duration(link.reconnect_ms_max)
+                show_duration(reconnect_ms_max)
             ));
         }
         if row.class.has_side_effect() && row.completion == Completion::None {
@@ -262,9 +266,10 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
     let polls = spec.tags.iter().map(|tag| tag.poll_ms);
     let watches = spec.events.iter().map(|event| event.kind.poll_ms());
     if let Some(fastest) = polls.chain(watches).min()
-        && fastest < link.timeout_ms
+        && fastest < spec.link.timeout_ms()
     {
-        let (poll, timeout) = (show_duration(fastest), show_duration(link.timeout_ms));
+        let timeout = show_duration(spec.link.timeout_ms());
+        let poll = show_duration(fastest);
         warn(format!(
             "polls every {poll} but a reply may take {timeout}: some will be skipped"
         ));
@@ -274,18 +279,19 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
 /// The longest that a request to any of the machines can be under way, and whose it is (CAP-03).
 pub(super) fn longest_journey(machines: &[MachineSpec]) -> Option<(u64, String)> {
     let journeys = machines.iter().flat_map(|machine| {
-        let LinkSpec::ModbusTcp(link) = &machine.link;
+        let timeout_ms = machine.link.timeout_ms();
+        let (_, reconnect_ms_max) = machine.link.reconnect_ms();
         machine.commands.iter().map(move |row| {
-            let ms = [link.timeout_ms, row.ttl_ms, row.completion_timeout_ms, link.reconnect_ms_max];
+            let ms = [timeout_ms, row.ttl_ms, row.completion_timeout_ms, reconnect_ms_max];
             let total = ms.iter().fold(MANUAL_RETRY_MS, |sum, ms| sum.saturating_add(*ms));
             let text = format!(
                 "{} {}: timeout {} + validity {} + completion {} + reconnection {} + retry by hand {}",
                 machine.name,
                 row.name,
-                show_duration(link.timeout_ms),
+                show_duration(timeout_ms),
                 show_duration(row.ttl_ms),
                 show_duration(row.completion_timeout_ms),
-                show_duration(link.reconnect_ms_max),
+                show_duration(reconnect_ms_max),
                 show_duration(MANUAL_RETRY_MS),
             );
             (total, text)

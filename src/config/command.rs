@@ -3,6 +3,7 @@
 //! Never: let a row be laxer than its class without `i_accept`, or laxer than the rules at all.
 
 use super::action;
+use super::link::Reach;
 use super::machine::{named, too_many};
 use super::point::{self, Claim};
 use super::reader::{Node, Table, show_duration, tables};
@@ -23,7 +24,7 @@ pub const MAX_QUEUED_MAX: u32 = 1_000;
 pub(super) struct Context<'c> {
     pub(super) gate: &'c GateSpec,
     pub(super) mailbox: Option<&'c MailboxSpec>,
-    pub(super) registers_max: u16,
+    pub(super) reach: Reach,
 }
 
 /// Reads every `[[command]]`.
@@ -421,7 +422,8 @@ fn completion<'a>(
     }
     let found = match name {
         "reply" => {
-            if !draft.defaults.reply_completes {
+            let seen = matches!(action, Action::Remote { .. });
+            if !draft.defaults.reply_completes && !seen {
                 draft.lax(&node, "\"mailbox\", \"event\", \"query\" or \"none\": a matched write reply says that the device took it, not that it did it");
             }
             Completion::Reply
@@ -502,7 +504,10 @@ fn device_contract(draft: &Draft<'_, '_>, action: Option<&Action>) -> bool {
         .as_ref()
         .and_then(|n| n.choice(&[("mailbox", true), ("none", false)]));
     if let (Some(node), Some(true)) = (&node, given)
-        && matches!(action, Some(Action::Read { .. } | Action::Write { .. }))
+        && matches!(
+            action,
+            Some(Action::Read { .. } | Action::Write { .. } | Action::Remote { .. })
+        )
     {
         let expected = "a command that goes to the mailbox, as only that knows request ids";
         node.wrong::<()>(expected, None);

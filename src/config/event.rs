@@ -7,8 +7,8 @@ use super::point::{self, Claim};
 use super::reader::{Node, Table, tables};
 use crate::core::numbering::UNSTATED_STEP_MAX;
 use crate::core::spec::{
-    Address, CounterSpec, DataPoint, DataType, EventClass, EventKind, EventSource, HandshakeSpec,
-    Numbering, RingSpec, Scalar,
+    CounterSpec, DataPoint, DataType, EventClass, EventKind, EventSource, HandshakeSpec, Numbering,
+    RingSpec, Scalar,
 };
 use crate::core::time::TTL_MS_MAX;
 use rust_decimal::prelude::ToPrimitive;
@@ -284,8 +284,7 @@ fn handshake<'a>(
         &item_node,
         Some(item),
     );
-    let Address::Modbus { area, .. } = ack.address;
-    if !area.is_writable() {
+    if !ack.address.area().is_writable() {
         return ack_node.wrong("a coil or a holding register, as it is written", None);
     }
     Some(EventKind::Handshake(HandshakeSpec {
@@ -363,22 +362,23 @@ fn ring<'a>(
         &head_node,
         Some(head),
     );
-    let ((area, offset), base_node) = base?;
+    let (base, base_node) = base?;
     let (entries, words) = (u16::try_from(entries?).ok()?, words?);
-    if area.is_bits() {
-        return base_node.wrong("a holding or input register", None);
+    if base.area().is_bits() {
+        return base_node.wrong("a holding or input register, or a word device", None);
     }
-    if u32::from(offset) + u32::from(entries) * u32::from(words) > 65_536 {
+    let last = base.area().last();
+    if base
+        .plus(u32::from(entries) * u32::from(words) - 1)
+        .is_none()
+    {
         let expected =
-            format!("room for {entries} entries of {words} registers; the last is 65535");
+            format!("room for {entries} entries of {words} registers; the last is {last}");
         return base_node.wrong(expected, None);
     }
     for slot in 0..entries {
         let at = Scalar {
-            address: Address::Modbus {
-                area,
-                offset: offset + slot * words,
-            },
+            address: base.plus(u32::from(slot) * u32::from(words))?,
             data_type: DataType::Text(words * 2),
             word_order: head.word_order,
         };
@@ -387,7 +387,7 @@ fn ring<'a>(
     }
     Some(EventKind::Ring(RingSpec {
         head,
-        base: Address::Modbus { area, offset },
+        base,
         entries,
         words,
         numbering,
@@ -433,10 +433,7 @@ fn ring_data(table: &Table<'_>, words: Option<u16>) -> Vec<(u16, DataPoint)> {
             node.wrong::<()>(expected, None);
         }
         let at = Scalar {
-            address: Address::Modbus {
-                area: crate::core::spec::ModbusArea::Holding,
-                offset: word,
-            },
+            address: point::within(entry.doc, word),
             data_type,
             word_order,
         };

@@ -2,33 +2,23 @@
 //! May call: reader, point, command, event, check.
 //! Never: know the other machines.
 
+use super::link::{Reach, link};
 use super::problem::{Doc, Problem};
 use super::reader::{Node, Table, tables};
 use super::{check, command, event, point};
 use crate::core::spec::{
-    Address, DataType, GateSpec, IdentityCheck, Interlock, LinkSpec, MachineSpec, MailboxSpec,
-    ModbusArea, ModbusTcp, ModeCheck, Scalar, Tag, TagGroup,
+    Area, DataType, GateSpec, IdentityCheck, Interlock, MachineSpec, MailboxSpec, ModbusArea,
+    ModeCheck, Scalar, Tag, TagGroup, WordOrder,
 };
 use crate::core::time::TTL_MS_MAX;
 use point::Claim;
-use rust_decimal::prelude::ToPrimitive;
-use std::net::Ipv4Addr;
 use std::path::Path;
 use toml::de::DeTable;
 
 /// Shortest polling period, in milliseconds.
 pub const POLL_MS_MIN: u64 = 10;
-/// Longest period or wait on a link, in milliseconds.
-pub const LINK_MS_MAX: u64 = 3_600_000;
-/// Longest wait between two connections unless the file says otherwise, in milliseconds: shorter than what
-/// waits for the device is usually valid. A device that refuses connections while it keeps a dead one's
-/// slot wants more (F141).
-pub const RECONNECT_MS_MAX_DEFAULT: u64 = 5_000;
 /// Most tags, events, commands or groups of one machine.
 pub const ENTRIES_MAX: usize = 2_000;
-/// Most registers in one read (MODBUS Application Protocol V1.1b3, 6.3).
-pub const READ_REGISTERS_MAX: u16 = 125;
-
 /// What the gateway file says that a machine file needs.
 pub(super) struct Home<'a> {
     /// The gateway's name: owner by default.
@@ -63,10 +53,7 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
     let link = link(&root);
     let mut claims = Vec::new();
     let gate = gate(&root, &mut claims);
-    let registers_max = match &link {
-        Some(LinkSpec::ModbusTcp(tcp)) => tcp.read_registers_max,
-        None => READ_REGISTERS_MAX,
-    };
+    let reach = Reach::of(link.as_ref());
     let groups = groups(&root, &mut claims);
     let tags = tags(&root, &groups, &mut claims);
     let mut warnings = Vec::new();
@@ -77,7 +64,7 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
     let context = event::Context {
         read_only: read_only == Some(true),
         other_owner,
-        registers_max,
+        registers_max: reach.read_words,
     };
     let events = event::sources(&root, &context, &mut claims, &mut warnings);
     let mailbox = mailbox(&root);
@@ -85,16 +72,16 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
         let context = command::Context {
             gate: &gate,
             mailbox: mailbox.as_ref(),
-            registers_max,
+            reach,
         };
         command::rows(&root, &context, &mut claims, &mut warnings)
     };
     root.finish();
     check::overlaps(&claims);
     check::acknowledgements(&claims);
-    check::widths(&claims, registers_max);
-    check::mailbox(&root, mailbox.as_ref(), &claims, registers_max);
-    check::groups(&root, &groups, &tags, registers_max);
+    check::widths(&claims, reach.read_words);
+    check::mailbox(&root, mailbox.as_ref(), &claims, reach.read_words);
+    check::groups(&root, &groups, &tags, reach);
     let spec = MachineSpec {
         name: name?,
         owner: owner.flatten().unwrap_or_else(|| home.gateway.to_owned()),
@@ -109,105 +96,6 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
     };
     check::odd(&spec, home.gateway, &mut warnings);
     Some(Machine { spec, warnings })
-}
-
-const LATER_PROTOCOLS: &[&str] = &[
-    "modbus-rtu",
-    "modbus-rtu-over-tcp",
-    "mc-3e",
-    "mc-4e",
-    "mc-3c",
-    "mc-4c",
-];
-
-fn link(root: &Table<'_>) -> Option<LinkSpec> {
-    let table = root.need("link", "a table [link]")?.table()?;
-    let protocol = table.need("protocol", "\"modbus-tcp\"")?;
-    if protocol
-        .as_text()
-        .is_some_and(|p| LATER_PROTOCOLS.contains(&p))
-    {
-        protocol.problem(
-            protocol.describe(),
-            "\"modbus-tcp\", the only protocol that this version speaks",
-            Some("reach the device through a Modbus TCP gateway, or leave the machine out".into()),
-        );
-        return None;
-    }
-    protocol.choice(&[("modbus-tcp", ())])?;
-    let address = table.need("address", "host and port, such as \"10.0.0.5:502\"");
-    let place = address.and_then(|node| host_and_port(&node));
-    let unit = table.need(
-        "unit",
-        "the unit id, an integer from 0 to 255 (255 for most devices on Ethernet)",
-    );
-    let unit = unit.and_then(|node| node.integer(0, 255));
-    let answering = table.get("answering_unit").and_then(|n| n.integer(0, 255));
-    let ms = |key: &'static str, min: u64, default: u64| {
-        let node = table.get(key);
-        node.and_then(|node| node.duration(min, LINK_MS_MAX))
-            .unwrap_or(default)
-    };
-    let timeout_ms = ms("timeout", 10, 1_000);
-    let reconnect_ms_min = ms("reconnect_min", 10, 500);
-    let reconnect_ms_max = ms(
-        "reconnect_max",
-        10,
-        RECONNECT_MS_MAX_DEFAULT.max(reconnect_ms_min),
-    );
-    let heartbeat_ms = ms("heartbeat", 100, 10_000);
-    let registers = table.get("read_registers_max");
-    let registers = registers.and_then(|node| node.integer(1, READ_REGISTERS_MAX.into()));
-    if reconnect_ms_max < reconnect_ms_min
-        && let Some(node) = table.get("reconnect_max")
-    {
-        node.wrong::<()>("at least reconnect_min", None);
-    }
-    table.finish();
-    let (host, port) = place?;
-    Some(LinkSpec::ModbusTcp(ModbusTcp {
-        host,
-        port,
-        unit: byte(unit?),
-        answering_unit: answering.map(byte),
-        timeout_ms,
-        read_registers_max: registers
-            .and_then(|n| n.to_u16())
-            .unwrap_or(READ_REGISTERS_MAX),
-        reconnect_ms_min,
-        reconnect_ms_max,
-        heartbeat_ms,
-    }))
-}
-
-fn byte(number: i128) -> u8 {
-    u8::try_from(number).unwrap_or_default()
-}
-
-fn host_and_port(node: &Node<'_>) -> Option<(String, u16)> {
-    let expected = "host and port, such as \"10.0.0.5:502\"";
-    let text = node.text()?;
-    let (host, port) = match text.rsplit_once(':') {
-        Some((host, port)) if !host.contains(':') || host.starts_with('[') => (host, port),
-        _ => return node.wrong(expected, Some(format!("write {:?}", format!("{text}:502")))),
-    };
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let fits = !bare.is_empty()
-        && bare.len() <= 253
-        && bare
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%'));
-    // A name's last label is never all digits (RFC 1123, 2.1): this was meant as an address.
-    let last = bare.rsplit('.').next().unwrap_or_default();
-    let numeric = !last.is_empty() && last.chars().all(|c| c.is_ascii_digit());
-    if fits && numeric && !bare.contains(':') && bare.parse::<Ipv4Addr>().is_err() {
-        let mend = "an IPv4 address is four numbers from 0 to 255, without leading zeros";
-        return node.wrong(expected, Some(mend.to_owned()));
-    }
-    match port.parse::<u16>() {
-        Ok(port) if fits && port != 0 => Some((bare.to_owned(), port)),
-        _ => node.wrong(expected, None),
-    }
 }
 
 fn gate<'a>(root: &Table<'a>, claims: &mut Vec<Claim<'a>>) -> GateSpec {
@@ -385,24 +273,31 @@ fn mailbox(root: &Table<'_>) -> Option<MailboxSpec> {
     let table = root.get("mailbox")?.table()?;
     let block = |key: &'static str, words: usize, writable: bool| {
         let node = table.need(key, "the first register of the block")?;
-        let (area, offset) = point::address(&node)?;
-        let area_fits = area == ModbusArea::Holding || (!writable && area == ModbusArea::Input);
+        let address = point::address(&node)?;
+        let (area_fits, expected) = match address.area() {
+            Area::Melsec(device) => (!device.kind.is_bits(), "words, such as D1000"),
+            Area::Modbus(area) if writable => (area == ModbusArea::Holding, "a holding register"),
+            Area::Modbus(area) => (
+                matches!(area, ModbusArea::Holding | ModbusArea::Input),
+                "a holding or input register",
+            ),
+        };
         if !area_fits {
-            let expected = if writable {
-                "a holding register"
-            } else {
-                "a holding or input register"
-            };
             return node.wrong(expected, None);
         }
-        if usize::from(offset) + words > 65_536 {
+        if address.plus(words as u32 - 1).is_none() {
             return node.wrong(format!("room for the {words} words of the block"), None);
         }
-        Some(Address::Modbus { area, offset })
+        Some(address)
     };
     let command = block("command", crate::core::mailbox::COMMAND_WORDS, true);
     let status = block("status", crate::core::mailbox::STATUS_WORDS, false);
-    let word_order = point::word_order(&table);
+    let stated = point::word_order(&table);
+    // The blocks are laid out by the mailbox, whatever the device does with its own values.
+    let word_order = match table.has("word_order") {
+        true => stated,
+        false => WordOrder::HighFirst,
+    };
     table.finish();
     Some(MailboxSpec {
         command: command?,

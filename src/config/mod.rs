@@ -8,6 +8,7 @@ mod check;
 mod command;
 mod event;
 mod gateway;
+mod link;
 mod machine;
 mod point;
 mod problem;
@@ -16,19 +17,19 @@ mod receiver;
 mod sink;
 mod url;
 
-pub use action::{WRITE_COILS_MAX, WRITE_REGISTERS_MAX};
 pub use check::MANUAL_RETRY_MS;
 pub use command::MAX_QUEUED_MAX;
 pub use event::{DATA_POINTS_MAX, RING_ENTRIES_MAX};
 pub use gateway::{JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, MACHINES_MAX};
-pub use machine::{
-    ENTRIES_MAX, LINK_MS_MAX, POLL_MS_MIN, READ_REGISTERS_MAX, RECONNECT_MS_MAX_DEFAULT,
-};
+pub use link::{LINK_MS_MAX, MC_WORDS_MAX, READ_REGISTERS_MAX, RECONNECT_MS_MAX_DEFAULT};
+pub use machine::{ENTRIES_MAX, POLL_MS_MIN};
 pub use point::NAME_CHARS_MAX;
 pub use problem::{FILE_BYTES_MAX, PROBLEMS_MAX, Problem};
 pub use reader::show_duration;
-pub use receiver::{BOOKS_MAX, GATEWAYS_MAX, GatewayRule, ReceiverConfig, ReceiverLimits};
-pub use sink::{CLIENT_ID_BYTES_MAX, DatabaseSpec, LANES_MAX, TOPIC_BYTES_MAX};
+pub use receiver::{
+    BOOKS_MAX, GATEWAYS_MAX, GatewayRule, MqttSpec, ReceiverConfig, ReceiverLimits,
+};
+pub use sink::{BrokerSpec, CLIENT_ID_BYTES_MAX, DatabaseSpec, LANES_MAX, TOPIC_BYTES_MAX};
 
 use crate::board::BoardProfile;
 use crate::core::spec::MachineSpec;
@@ -149,6 +150,8 @@ pub enum SinkKind {
         ca_file: Option<PathBuf>,
         /// Instead of one made of the gateway's and the sink's name.
         client_id: Option<String>,
+        /// Silence of the receiver after which events are sent again, in milliseconds.
+        ack_ms: Option<u64>,
     },
 }
 
@@ -158,6 +161,14 @@ pub enum SinkKind {
 /// Everything that was found wrong, file by file, in the order of each file.
 pub fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem>> {
     gateway::load(path, boards_dir)
+}
+
+/// Reads and checks a receiver's file.
+///
+/// # Errors
+/// Everything that was found wrong, in the order of the file.
+pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
+    receiver::load(path)
 }
 
 /// One board profile, from `boards_dir` or compiled in; `None` if nobody knows the name.
@@ -180,14 +191,6 @@ pub fn board_names(boards_dir: &Path) -> Vec<String> {
 /// It cannot be read, or its `board` is no name.
 pub fn board_in_use(path: &Path) -> Result<String, Vec<Problem>> {
     gateway::board_in_use(path)
-}
-
-/// Reads and checks a receiver's file.
-///
-/// # Errors
-/// Everything that was found wrong, in the order of the file.
-pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
-    receiver::load(path)
 }
 
 /// Parses a file; its syntax errors, duplicate keys among them, if it has any.

@@ -2,9 +2,11 @@
 //! May call: reader; core types.
 //! Never: accept an address, type or value that the protocol cannot carry.
 
+use super::problem::{Dialect, Doc};
 use super::reader::{Node, Table};
 use crate::core::intent::{parse_number, type_range};
-use crate::core::spec::{Address, DataType, ModbusArea, Scalar, Value, WordOrder};
+use crate::core::melsec::{Code, Device, Family, Kind};
+use crate::core::spec::{Address, Area, DataType, ModbusArea, Scalar, Value, WordOrder};
 use rust_decimal::Decimal;
 use rust_decimal::prelude::ToPrimitive;
 use std::ops::Range;
@@ -58,11 +60,40 @@ pub(super) fn label(node: &Node<'_>, chars_max: usize) -> Option<String> {
     }
 }
 
-/// `area:offset`.
-pub(super) fn address(node: &Node<'_>) -> Option<(ModbusArea, u16)> {
+/// An address as the document's protocol writes them.
+pub(super) fn address(node: &Node<'_>) -> Option<Address> {
+    let text = node.text()?;
+    match node.doc.dialect.get() {
+        Dialect::Modbus => modbus_address(node, &text),
+        Dialect::Melsec { family, code } => melsec_address(node, &text, family, code),
+    }
+}
+
+/// The place of a word within something that is read whole.
+pub(super) fn within(doc: &Doc, word: u16) -> Address {
+    match doc.dialect.get() {
+        Dialect::Modbus => Address::Modbus {
+            area: ModbusArea::Holding,
+            offset: word,
+        },
+        Dialect::Melsec { family, .. } => Address::Melsec {
+            device: Device::of(Kind::D, family),
+            number: word.into(),
+        },
+    }
+}
+
+/// Such an address, for people.
+pub(super) fn example(doc: &Doc) -> &'static str {
+    match doc.dialect.get() {
+        Dialect::Modbus => "an address such as \"holding:100\"",
+        Dialect::Melsec { .. } => "an address such as \"D100\"",
+    }
+}
+
+fn modbus_address(node: &Node<'_>, text: &str) -> Option<Address> {
     let expected =
         "an address such as \"holding:100\" (coil, discrete, input or holding; zero-based)";
-    let text = node.text()?;
     let Some((area_name, offset)) = text.split_once(':') else {
         let mend = text.parse::<u32>().ok().map(modicon_hint);
         return node.wrong(expected, mend);
@@ -75,9 +106,40 @@ pub(super) fn address(node: &Node<'_>) -> Option<(ModbusArea, u16)> {
         );
     };
     match offset.trim().parse::<u16>() {
-        Ok(offset) => Some((*area, offset)),
+        Ok(offset) => Some(Address::Modbus {
+            area: *area,
+            offset,
+        }),
         Err(_) => node.wrong("an offset from 0 to 65535", None),
     }
+}
+
+fn melsec_address(node: &Node<'_>, text: &str, family: Family, code: Code) -> Option<Address> {
+    let (device, number) = match Device::parse(text, family) {
+        Ok(found) => found,
+        Err(expected) => return node.wrong(expected, None),
+    };
+    let octal = matches!(device.kind, Kind::X | Kind::Y | Kind::Dx | Kind::Dy);
+    let unsure = device.kind == Kind::Zr || (octal && family == Family::Fx5);
+    if code == Code::Ascii && unsure {
+        node.problem(
+            format!("{} in ASCII", device.place(number)),
+            format!(
+                "another device: the sources disagree on how {} is numbered in ASCII on family {}",
+                device.kind.name(),
+                family.name()
+            ),
+            Some("set the port and code to binary".into()),
+        );
+        return None;
+    }
+    if code == Code::Ascii && device.place(number).len() > device.kind.name().len() + 6 {
+        return node.wrong(
+            "a number of at most six digits, all that ASCII carries",
+            None,
+        );
+    }
+    Some(Address::Melsec { device, number })
 }
 
 /// A reference number of a manual, such as 40101, as an address.
@@ -129,7 +191,15 @@ pub(super) fn word_order(table: &Table<'_>) -> WordOrder {
     ];
     let node = table.get("word_order");
     node.and_then(|node| node.choice(&choices))
-        .unwrap_or_default()
+        .unwrap_or_else(|| default_order(table.doc))
+}
+
+/// MELSEC stores the low word first.
+fn default_order(doc: &Doc) -> WordOrder {
+    match doc.dialect.get() {
+        Dialect::Modbus => WordOrder::HighFirst,
+        Dialect::Melsec { .. } => WordOrder::LowFirst,
+    }
 }
 
 /// A scalar read from `read`, `word_order` and the key that holds the type.
@@ -143,24 +213,20 @@ pub(super) fn scalar_like(
     type_key: &'static str,
     known: impl Fn(Address) -> Option<Scalar>,
 ) -> Option<Scalar> {
-    let node = table.need("read", "an address such as \"holding:100\"");
+    let node = table.need("read", example(table.doc));
     let type_node = table.get(type_key);
     let given = type_node.as_ref().map(data_type);
     let stated_order = word_order(table);
     let node = node?;
     let at = address(&node)?;
-    let address = Address::Modbus {
-        area: at.0,
-        offset: at.1,
-    };
-    let known = known(address).filter(|_| given.is_none());
+    let known = known(at).filter(|_| given.is_none());
     let order = match known {
         Some(known) if !table.has("word_order") => known.word_order,
         _ => stated_order,
     };
     let data_type = match given {
         Some(found) => found?,
-        None => known.map_or_else(|| default_type(at.0), |known| known.data_type),
+        None => known.map_or_else(|| default_type(at.area()), |known| known.data_type),
     };
     place(&node, type_node.as_ref(), at, data_type, order)
 }
@@ -174,15 +240,15 @@ pub(super) fn short_scalar(node: &Node<'_>, default: DataType) -> Option<Scalar>
         return found;
     }
     let at = address(node)?;
-    let data_type = if at.0.is_bits() {
+    let data_type = if at.area().is_bits() {
         DataType::Bool
     } else {
         default
     };
-    place(node, None, at, data_type, WordOrder::HighFirst)
+    place(node, None, at, data_type, default_order(node.doc))
 }
 
-fn default_type(area: ModbusArea) -> DataType {
+fn default_type(area: Area) -> DataType {
     if area.is_bits() {
         DataType::Bool
     } else {
@@ -194,11 +260,11 @@ fn default_type(area: ModbusArea) -> DataType {
 fn place(
     node: &Node<'_>,
     type_node: Option<&Node<'_>>,
-    at: (ModbusArea, u16),
+    address: Address,
     data_type: DataType,
     word_order: WordOrder,
 ) -> Option<Scalar> {
-    let (area, offset) = at;
+    let area = address.area();
     if area.is_bits() && data_type != DataType::Bool {
         let mend = Some("use type = \"bool\", or a table of registers".to_owned());
         return type_node.unwrap_or(node).wrong(
@@ -206,19 +272,20 @@ fn place(
             mend,
         );
     }
-    if u32::from(offset) + u32::from(data_type.registers()) > 65_536 {
-        let width = data_type.registers();
+    let width = u32::from(data_type.registers());
+    if address.plus(width - 1).is_none() {
+        let last = area.last();
         return node.wrong(
             format!(
-                "an offset of at most {}: {} takes {width} registers, the last is 65535",
-                65_536 - u32::from(width),
+                "an offset of at most {}: {} takes {width} registers, the last is {last}",
+                last + 1 - width,
                 data_type.name()
             ),
             None,
         );
     }
     Some(Scalar {
-        address: Address::Modbus { area, offset },
+        address,
         data_type,
         word_order,
     })
@@ -278,16 +345,16 @@ pub(super) struct Claim<'a> {
 
 impl Claim<'_> {
     /// The table and the places in it.
-    pub(super) fn extent(&self) -> (ModbusArea, Range<u32>) {
+    pub(super) fn extent(&self) -> (Area, Range<u32>) {
         extent(&self.scalar)
     }
 }
 
 /// The table of a scalar and the places that it takes.
-pub(super) fn extent(scalar: &Scalar) -> (ModbusArea, Range<u32>) {
-    let Address::Modbus { area, offset } = scalar.address;
-    let start = u32::from(offset);
-    (area, start..start + u32::from(scalar.data_type.registers()))
+pub(super) fn extent(scalar: &Scalar) -> (Area, Range<u32>) {
+    let start = scalar.address.number();
+    let end = start + u32::from(scalar.data_type.registers());
+    (scalar.address.area(), start..end)
 }
 
 pub(super) fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {

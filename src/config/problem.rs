@@ -2,7 +2,8 @@
 //! May call: nothing of this crate.
 //! Never: stop at the first problem; guess an encoding and go on.
 
-use std::cell::RefCell;
+use crate::core::melsec::{Code, Family};
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -52,6 +53,23 @@ pub(super) struct Doc {
     /// Without a byte order mark.
     pub(super) text: String,
     problems: RefCell<Vec<Problem>>,
+    /// How this document writes addresses; known once its link was read.
+    pub(super) dialect: Cell<Dialect>,
+}
+
+/// How addresses are written.
+#[derive(Clone, Copy, Default)]
+pub(super) enum Dialect {
+    /// `area:offset`.
+    #[default]
+    Modbus,
+    /// A device and its number.
+    Melsec {
+        /// Decides the number's radix.
+        family: Family,
+        /// In ASCII some devices have no agreed form.
+        code: Code,
+    },
 }
 
 impl Doc {
@@ -98,6 +116,7 @@ impl Doc {
             file: file.to_owned(),
             text: text.to_owned(),
             problems: RefCell::default(),
+            dialect: Cell::default(),
         };
         if let Some(index) = text.find('\0') {
             let mend =

@@ -4,7 +4,7 @@
 
 use super::problem::{Doc, Problem};
 use super::reader::{Node, Table, tables};
-use super::sink::{self, DatabaseSpec};
+use super::sink::{self, BrokerSpec, DatabaseSpec};
 use super::{machine, point};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,6 +18,8 @@ pub const BOOKS_MAX: usize = 64;
 const SOURCES_MAX: usize = 1_000;
 /// Longest name of a source in the list, in characters.
 const SOURCE_CHARS_MAX: usize = 128;
+/// Longest time for which a broker is asked to keep messages, in milliseconds.
+const SESSION_MS_MAX: u64 = 30 * 86_400_000;
 /// Least body that a receiver must take, in bytes: one event of ordinary size.
 const BODY_BYTES_MIN: u64 = 64 << 10;
 const BODY_BYTES_MAX: u64 = 64 << 20;
@@ -37,6 +39,8 @@ pub struct ReceiverConfig {
     pub connections: usize,
     /// Who may send.
     pub gateways: Vec<GatewayRule>,
+    /// `[mqtt]`: events come from a broker too.
+    pub mqtt: Option<MqttSpec>,
     /// Whoever has this token may read `/metrics`.
     pub metrics_token_file: Option<PathBuf>,
     /// `[limits]`.
@@ -54,6 +58,21 @@ pub struct GatewayRule {
     pub token_file: PathBuf,
     /// Events of these sources alone; `None`: of all.
     pub sources: Option<BTreeSet<String>>,
+}
+
+/// What `[mqtt]` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MqttSpec {
+    /// Where, and as whom.
+    pub broker: BrokerSpec,
+    /// Where events come; `{gateway}` is one of its levels.
+    pub topic: String,
+    /// Where a gateway is answered.
+    pub ack_topic: String,
+    /// Receivers of one group share the events.
+    pub group: Option<String>,
+    /// The broker keeps messages for so long while this receiver is away; 0: not at all.
+    pub session_s: u32,
 }
 
 /// What `[limits]` gives.
@@ -84,14 +103,15 @@ pub(super) fn load(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
     let tls = tls(&root, &mut warnings);
     let listen = listen(&root, tls == Some(None));
     let database = database(&root, &mut warnings);
-    let gateways = gateways(&root, &mut warnings);
+    let mqtt = root.get("mqtt").map(|node| mqtt(&node, &mut warnings));
+    let gateways = gateways(&root, mqtt.is_some(), &mut warnings);
     let metrics = sink::secret_file(&root, "metrics_token_file", &mut warnings);
     let limits = limits(&root);
     root.finish();
     let problems = doc.take();
     match (listen, tls, database, metrics) {
         (Some(listen), Some(tls), Some((database, connections)), Some(metrics_token_file))
-            if problems.is_empty() =>
+            if problems.is_empty() && mqtt != Some(None) =>
         {
             Ok(ReceiverConfig {
                 listen,
@@ -99,6 +119,7 @@ pub(super) fn load(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
                 database,
                 connections,
                 gateways,
+                mqtt: mqtt.flatten(),
                 metrics_token_file,
                 limits,
                 warnings,
@@ -151,6 +172,9 @@ fn database(root: &Table<'_>, notes: &mut Vec<String>) -> Option<(DatabaseSpec, 
     let table = root
         .need("database", "a table [database] with url = …")?
         .table()?;
+    for (_, value) in table.named() {
+        sink::refuse_credentials(&value);
+    }
     let connections = table.get("connections").map_or(Some(4), |node| {
         let number = node.integer(1, BOOKS_MAX as i128)?;
         usize::try_from(number).ok()
@@ -160,15 +184,54 @@ fn database(root: &Table<'_>, notes: &mut Vec<String>) -> Option<(DatabaseSpec, 
     Some((database?, connections?))
 }
 
-fn gateways(root: &Table<'_>, notes: &mut Vec<String>) -> Vec<GatewayRule> {
+fn mqtt(node: &Node<'_>, notes: &mut Vec<String>) -> Option<MqttSpec> {
+    let table = node.table()?;
+    for (_, value) in table.named() {
+        sink::refuse_credentials(&value);
+    }
+    let topic = table.need(
+        "topic",
+        "where events come, as in the gateways' files, such as \"holdfast/{gateway}/events\"",
+    );
+    let topic = topic.and_then(|node| {
+        let text = sink::topic_name(&node, &["gateway", "source", "type"])?;
+        if text.split('/').all(|level| level != "{gateway}") {
+            return node.wrong(
+                "{gateway} as one of its levels: the topic says whose events they are",
+                None,
+            );
+        }
+        Some(text)
+    });
+    let ack_topic = table.need(
+        "ack_topic",
+        "where gateways are answered, as in their files, such as \"holdfast/{gateway}/acks\"",
+    );
+    let ack_topic = ack_topic.and_then(|node| sink::ack_topic(&node, topic.as_deref()));
+    let group = sink::optional(table.get("group"), point::plain_name);
+    let session = table
+        .get("session")
+        .map_or(Some(0), |node| node.duration(0, SESSION_MS_MAX));
+    let broker = sink::broker(&table, notes);
+    table.finish();
+    Some(MqttSpec {
+        broker: broker?,
+        topic: topic?,
+        ack_topic: ack_topic?,
+        group: group?,
+        session_s: u32::try_from(session?.div_ceil(1_000)).ok()?,
+    })
+}
+
+fn gateways(root: &Table<'_>, has_others: bool, notes: &mut Vec<String>) -> Vec<GatewayRule> {
     let mut rules: Vec<GatewayRule> = Vec::new();
     let all = tables(root, "gateway");
-    if !root.has("gateway") {
+    if !root.has("gateway") && !has_others {
         let mend = Some("add [[gateway]] with name and token_file".to_owned());
         root.report(
             "gateway",
             "nobody who may send",
-            "at least one [[gateway]]",
+            "at least one [[gateway]], or [mqtt]",
             mend,
         );
     }

@@ -17,8 +17,25 @@ const LANES_DEFAULT: usize = 2;
 pub const TOPIC_BYTES_MAX: usize = 512;
 /// Longest MQTT client id, in bytes.
 pub const CLIENT_ID_BYTES_MAX: usize = 128;
+/// Least silence of a receiver after which events are sent again, in milliseconds.
+const ACK_MS_MIN: u64 = 100;
+/// Longest silence of that kind, in milliseconds.
+const ACK_MS_MAX: u64 = 10 * 60 * 1_000;
 /// Names a systemd credential where a file is named.
 const CREDENTIAL_PREFIX: &str = "credential:";
+
+/// A broker and who we are to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokerSpec {
+    /// `mqtt://` or `mqtts://`, with the user if there is one, never with a password.
+    pub url: String,
+    /// The user's.
+    pub password_file: Option<PathBuf>,
+    /// Authorities to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Instead of one that is made.
+    pub client_id: Option<String>,
+}
 
 const LATER_SINKS: &[&str] = &["nats", "kafka"];
 const KINDS: &[(&str, Kind)] = &[
@@ -177,7 +194,7 @@ pub(super) fn database(table: &Table<'_>, notes: &mut Vec<String>) -> Option<Dat
         Some("verify-full") => false,
         Some(_) => {
             return node.wrong(
-                "sslmode=verify-full, which is what is done without it, or sslmode=disable",
+                "sslmode=verify-full, which another computer is reached with anyway, or sslmode=disable",
                 Some("the server is always verified where TLS is used; for an own authority: ca_file = …".into()),
             );
         }
@@ -191,20 +208,49 @@ pub(super) fn database(table: &Table<'_>, notes: &mut Vec<String>) -> Option<Dat
 }
 
 fn mqtt_sink(table: &Table<'_>, notes: &mut Vec<String>) -> Option<SinkKind> {
-    let example = "mqtts://[user@]host[:port]";
-    let node = table.need("url", &format!("which broker: {example}"));
     let topic = table.need(
         "topic",
         "where events are published, such as \"holdfast/{gateway}/events\"",
     );
     let topic = topic.and_then(|node| topic_name(&node, &["gateway", "source", "type"]));
     let ack_topic = optional(table.get("ack_topic"), |node| {
-        let text = topic_name(node, &["gateway"])?;
-        if Some(&text) == topic.as_ref() {
-            return node.wrong("a topic apart from the events'", None);
-        }
-        Some(text)
+        ack_topic(node, topic.as_deref())
     });
+    let ack_ms = optional(table.get("ack_timeout"), |node| {
+        node.duration(ACK_MS_MIN, ACK_MS_MAX)
+    });
+    let broker = broker(table, notes)?;
+    if ack_topic == Some(None) {
+        notes.push(
+            "no ack_topic: events are finished when the broker has them (broker-acked), and are lost if it \
+             loses them"
+                .into(),
+        );
+    }
+    Some(SinkKind::Mqtt {
+        url: broker.url,
+        topic: topic?,
+        ack_topic: ack_topic?,
+        password_file: broker.password_file,
+        ca_file: broker.ca_file,
+        client_id: broker.client_id,
+        ack_ms: ack_ms?,
+    })
+}
+
+/// Where receivers say what they have committed: one topic a gateway, apart from the events'.
+pub(super) fn ack_topic(node: &Node<'_>, events: Option<&str>) -> Option<String> {
+    let text = topic_name(node, &["gateway"])?;
+    if Some(text.as_str()) == events {
+        return node.wrong("a topic apart from the events'", None);
+    }
+    Some(text)
+}
+
+/// A broker and who we are to it.
+pub(super) fn broker(table: &Table<'_>, notes: &mut Vec<String>) -> Option<BrokerSpec> {
+    let example = "mqtts://[user@]host[:port]";
+    let node = table.need("url", &format!("which broker: {example}"));
     let client_id = optional(table.get("client_id"), |node| {
         let text = node.text()?;
         if text.is_empty() || text.len() > CLIENT_ID_BYTES_MAX || text.contains(char::is_control) {
@@ -221,17 +267,8 @@ fn mqtt_sink(table: &Table<'_>, notes: &mut Vec<String>) -> Option<SinkKind> {
         return node.wrong(format!("{example} and no more"), None);
     }
     in_clear(&node, &url, url.scheme == "mqtt", allowed, "mqtts://")?;
-    if ack_topic == Some(None) {
-        notes.push(
-            "no ack_topic: events are finished when the broker has them (broker-acked), and are lost if it \
-             loses them"
-                .into(),
-        );
-    }
-    Some(SinkKind::Mqtt {
+    Some(BrokerSpec {
         url: node.text()?.to_owned(),
-        topic: topic?,
-        ack_topic: ack_topic?,
         password_file: password_file?,
         ca_file: ca_file?,
         client_id: client_id?,
@@ -239,7 +276,7 @@ fn mqtt_sink(table: &Table<'_>, notes: &mut Vec<String>) -> Option<SinkKind> {
 }
 
 /// `Some(None)`: absent; `None`: there, and wrong.
-fn optional<T>(
+pub(super) fn optional<T>(
     node: Option<Node<'_>>,
     read: impl FnOnce(&Node<'_>) -> Option<T>,
 ) -> Option<Option<T>> {
@@ -286,7 +323,7 @@ fn in_clear(node: &Node<'_>, url: &Url<'_>, plain: bool, allowed: bool, tls: &st
     )
 }
 
-fn topic_name(node: &Node<'_>, placeholders: &[&str]) -> Option<String> {
+pub(super) fn topic_name(node: &Node<'_>, placeholders: &[&str]) -> Option<String> {
     let text = node.text()?;
     if text.is_empty() || text.len() > TOPIC_BYTES_MAX {
         return node.wrong(format!("a topic of 1 to {TOPIC_BYTES_MAX} bytes"), None);
@@ -387,7 +424,7 @@ fn has_password(text: &str) -> bool {
 }
 
 /// A URL with a password in it is a secret in clear (CFG-04).
-fn refuse_credentials(node: &Node<'_>) {
+pub(super) fn refuse_credentials(node: &Node<'_>) {
     if node.as_text().is_some_and(has_password) {
         node.problem(
             "a URL with a password in it",

@@ -111,6 +111,8 @@ pub enum Job {
     },
     /// Block, read back, commit (design of the mailbox).
     Mailbox(MailboxRequest),
+    /// One remote operation of a MELSEC CPU, then a look at its operating state.
+    Remote(super::melsec::Remote),
 }
 
 /// A mailbox command as the core decided it.

@@ -657,6 +657,15 @@ impl Gateway {
         row: &Row,
     ) -> Result<Job, String> {
         let operation = self.operations.get(id).ok_or("it is not in memory")?;
+        let area = match &row.action {
+            Action::Write { start, .. } => Some(start.area()),
+            Action::Mailbox { .. } => {
+                let machine = self.machines.get(name);
+                let mailbox = machine.and_then(|machine| machine.spec.mailbox.as_ref());
+                mailbox.map(|mailbox| mailbox.command.area())
+            }
+            Action::Read { .. } | Action::Remote { .. } => None,
+        };
         let mut words = Vec::new();
         for spec in &row.args {
             let found = operation
@@ -665,7 +674,10 @@ impl Gateway {
                 .iter()
                 .find(|(arg, _)| *arg == spec.name);
             let (_, value) = found.ok_or_else(|| format!("argument {} is missing", spec.name))?;
-            words.extend(values::encode(value, spec.data_type, spec.word_order)?);
+            words.extend(match area {
+                Some(area) => values::encode_in(value, spec.data_type, spec.word_order, area)?,
+                None => values::encode(value, spec.data_type, spec.word_order)?,
+            });
         }
         match &row.action {
             Action::Read { points } => Ok(Job::Read {
@@ -677,8 +689,7 @@ impl Gateway {
                     let order = row
                         .args
                         .last()
-                        .map(|arg| arg.word_order)
-                        .unwrap_or_default();
+                        .map_or(start.area().word_order(), |arg| arg.word_order);
                     words.extend(mailbox::split_u32(id, order));
                 }
                 Ok(Job::Write {
@@ -689,6 +700,7 @@ impl Gateway {
             Action::Mailbox { opcode } => self
                 .mailbox_request(turn, name, id, *opcode, words)
                 .map(Job::Mailbox),
+            Action::Remote { order } => Ok(Job::Remote(*order)),
         }
     }
 
@@ -917,6 +929,7 @@ fn job_sha256(job: &Job) -> [u8; 32] {
                 .iter()
                 .for_each(|word| hash.update(word.to_be_bytes()));
         }
+        Job::Remote(order) => hash.update(order.name()),
     }
     hash.finalize().into()
 }

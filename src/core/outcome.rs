@@ -14,9 +14,7 @@ use super::lifecycle::{
 use super::machine::{LinkState, not_connected};
 use super::mailbox::{self, Verdict};
 use super::record::{Burn, Operation};
-use super::spec::{
-    Action, Address, Class, Completion, DoneSpec, MachineSpec, Row, Scalar, Value, Verify,
-};
+use super::spec::{Action, Class, Completion, DoneSpec, MachineSpec, Row, Scalar, Value, Verify};
 use super::time::{NS_PER_MS, NS_PER_S};
 use super::turn::{Cause, Turn, find};
 
@@ -648,10 +646,10 @@ fn readback_points(row: &Row) -> Option<Vec<(String, Scalar)>> {
     let Action::Write { start, .. } = &row.action else {
         return None;
     };
-    let Address::Modbus { area, mut offset } = *start;
+    let mut next = Some(*start);
     let mut points = Vec::new();
     for arg in &row.args {
-        let address = Address::Modbus { area, offset };
+        let address = next?;
         points.push((
             arg.name.clone(),
             Scalar {
@@ -660,7 +658,7 @@ fn readback_points(row: &Row) -> Option<Vec<(String, Scalar)>> {
                 word_order: arg.word_order,
             },
         ));
-        offset = offset.checked_add(arg.data_type.registers())?;
+        next = address.plus(arg.data_type.registers().into());
     }
     Some(points)
 }

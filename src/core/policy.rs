@@ -108,7 +108,8 @@ pub fn class_defaults(class: Class) -> ClassDefaults {
 pub fn default_completion(class: Class, action: &Action) -> Completion {
     match action {
         Action::Mailbox { .. } => Completion::Mailbox,
-        Action::Read { .. } => Completion::Reply,
+        // A remote operation ends only when the CPU's own state was seen to have changed.
+        Action::Read { .. } | Action::Remote { .. } => Completion::Reply,
         Action::Write { .. } if class_defaults(class).reply_completes => Completion::Reply,
         Action::Write { .. } => Completion::None,
     }

@@ -257,6 +257,55 @@ fn nothing_is_acknowledged_where_nothing_may_be_written() {
     }
 }
 
+// covers: EVT-03, EVT-06, F039, F063
+#[test]
+fn a_watched_value_that_cannot_be_read_is_no_value_with_its_reason_and_comes_back_as_what_it_is() {
+    let mut stage = Stage::new();
+    let seen = |stage: &mut Stage, value: Option<i128>, quality, reason: Option<&str>| {
+        stage.input(Input::Observed {
+            machine: "press-1".into(),
+            event_type: "speed.changed".into(),
+            value: value.map(Value::Int),
+            quality,
+            reason: reason.map(str::to_owned),
+            at: stage.now,
+            since: None,
+        });
+        let events: Vec<_> = of_type(stage, "speed.changed").collect();
+        let last = events
+            .last()
+            .map(|event| (event.quality, body(event)))
+            .unwrap();
+        (events.len(), last.0, last.1)
+    };
+    seen(&mut stage, Some(50), Quality::Good, None);
+    let (count, quality, bad) = seen(&mut stage, None, Quality::Bad, Some("exception 04"));
+    assert_eq!((count, quality), (2, Quality::Bad));
+    assert_eq!(
+        (&bad["value"], &bad["reason"]),
+        (&Json::Null, &"exception 04".into())
+    );
+    let (count, _, back) = seen(&mut stage, Some(50), Quality::Good, None);
+    assert_eq!(
+        (count, &back["value"], &back["previous"]),
+        (3, &50.into(), &Json::Null)
+    );
+    // The same value, now in doubt, is another statement; said once.
+    assert_eq!(
+        seen(&mut stage, Some(50), Quality::Uncertain, Some("torn")).0,
+        4
+    );
+    assert_eq!(
+        seen(&mut stage, Some(51), Quality::Uncertain, Some("torn")).0,
+        4,
+        "inside the deadband"
+    );
+    assert_eq!(
+        seen(&mut stage, Some(50), Quality::Good, None).1,
+        Quality::Good
+    );
+}
+
 fn presented(stage: &Stage, ready: bool, ack: bool, number: u32, good: u16) -> Input {
     let item = ready.then(|| PresentedItem {
         number,
@@ -332,6 +381,26 @@ fn an_item_is_acknowledged_when_it_is_durable_and_again_as_often_as_it_takes() {
         .map(|e| body(e)["item"].as_u64().unwrap())
         .collect();
     assert_eq!(items, [7, 10, 1, 2]);
+}
+
+// covers: CFG-03
+#[test]
+fn what_was_unclear_about_a_source_goes_with_the_file_that_said_so() {
+    let mut stage = stage();
+    let nameless = presented(&stage, true, false, 0, 5);
+    stage.input(nameless.clone());
+    assert_eq!(stage.core.alarms().count(), 1);
+    let mut spec = machine();
+    if let EventKind::Handshake(handshake) = &mut spec.events[1].kind {
+        handshake.numbering.first = 0;
+    }
+    stage.input(Input::Reconfigured {
+        machines: vec![spec.into()],
+        settings: Box::new(super::scenarios::settings()),
+        actor: super::scenarios::person(0),
+    });
+    assert_eq!(stage.core.alarms().count(), 0);
+    assert_eq!(acknowledged(&stage.input(nameless)), [Some(0)]);
 }
 
 fn head(number: u32, stage: &Stage) -> Input {

@@ -3,6 +3,8 @@
 //! Never: parse a file (config does), reach a device (plc does), or hold a value that `holdfast check`
 //! would refuse.
 
+use super::melsec::{Device, McLink, NUMBER_MAX, Remote};
+use super::serial::ModbusRtu;
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -46,6 +48,68 @@ impl MachineSpec {
 pub enum LinkSpec {
     /// Modbus TCP (MODBUS Messaging on TCP/IP Implementation Guide V1.0b).
     ModbusTcp(ModbusTcp),
+    /// Modbus RTU (MODBUS over Serial Line V1.02), on a port or through a serial device server.
+    ModbusRtu(ModbusRtu),
+    /// MC protocol over Ethernet (SH-080008).
+    Mc(McLink),
+}
+
+impl LinkSpec {
+    /// Host and port, or the serial port, for people.
+    #[must_use]
+    pub fn address(&self) -> String {
+        match self {
+            Self::ModbusTcp(link) => format!("{}:{}", link.host, link.port),
+            Self::ModbusRtu(link) => link.way.address(),
+            Self::Mc(link) => format!("{}:{}", link.host, link.port),
+        }
+    }
+
+    /// The unit or station that is asked.
+    #[must_use]
+    pub fn unit(&self) -> u8 {
+        match self {
+            Self::ModbusTcp(link) => link.unit,
+            Self::ModbusRtu(link) => link.unit,
+            Self::Mc(link) => link.route.station,
+        }
+    }
+
+    /// Longest wait for a reply, in milliseconds.
+    #[must_use]
+    pub fn timeout_ms(&self) -> u64 {
+        match self {
+            Self::ModbusTcp(link) => link.timeout_ms,
+            Self::ModbusRtu(link) => link.timeout_ms,
+            Self::Mc(link) => link.timeout_ms,
+        }
+    }
+
+    /// First and longest wait before a reconnection, in milliseconds.
+    #[must_use]
+    pub fn reconnect_ms(&self) -> (u64, u64) {
+        match self {
+            Self::ModbusTcp(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
+            Self::ModbusRtu(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
+            Self::Mc(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
+        }
+    }
+
+    /// Longest time without a reply before one is asked for, in milliseconds.
+    #[must_use]
+    pub fn heartbeat_ms(&self) -> u64 {
+        match self {
+            Self::ModbusTcp(link) => link.heartbeat_ms,
+            Self::ModbusRtu(link) => link.heartbeat_ms,
+            Self::Mc(link) => link.heartbeat_ms,
+        }
+    }
+
+    /// Whether nothing behind it ever answers.
+    #[must_use]
+    pub fn is_broadcast(&self) -> bool {
+        matches!(self, Self::ModbusRtu(link) if link.is_broadcast())
+    }
 }
 
 /// A Modbus TCP server.
@@ -82,6 +146,116 @@ pub enum Address {
         /// 0 to 65535.
         offset: u16,
     },
+    /// Such as D100.
+    Melsec {
+        /// The device, in the family's way of writing.
+        device: Device,
+        /// 0 to [`NUMBER_MAX`].
+        number: u32,
+    },
+}
+
+impl Address {
+    /// Where its neighbours stand.
+    #[must_use]
+    pub fn area(&self) -> Area {
+        match *self {
+            Self::Modbus { area, .. } => Area::Modbus(area),
+            Self::Melsec { device, .. } => Area::Melsec(device),
+        }
+    }
+
+    /// Its number among them.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        match *self {
+            Self::Modbus { offset, .. } => offset.into(),
+            Self::Melsec { number, .. } => number,
+        }
+    }
+
+    /// The place that stands `count` further; `None` past the last one.
+    #[must_use]
+    pub fn plus(&self, count: u32) -> Option<Self> {
+        self.area().at(self.number().checked_add(count)?)
+    }
+}
+
+/// Places that stand one after another and can be read together: a Modbus table, a MELSEC device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Area {
+    /// A table.
+    Modbus(ModbusArea),
+    /// A device.
+    Melsec(Device),
+}
+
+impl Area {
+    /// The name used in configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Modbus(area) => area.name(),
+            Self::Melsec(device) => device.kind.name(),
+        }
+    }
+    /// Whether it holds single bits.
+    #[must_use]
+    pub fn is_bits(self) -> bool {
+        match self {
+            Self::Modbus(area) => area.is_bits(),
+            Self::Melsec(device) => device.kind.is_bits(),
+        }
+    }
+    /// Whether the protocol can write to it.
+    #[must_use]
+    pub fn is_writable(self) -> bool {
+        match self {
+            Self::Modbus(area) => area.is_writable(),
+            Self::Melsec(_) => true,
+        }
+    }
+    /// Which word of a wider value stands first, unless the configuration says otherwise.
+    #[must_use]
+    pub fn word_order(self) -> WordOrder {
+        match self {
+            Self::Modbus(_) => WordOrder::HighFirst,
+            Self::Melsec(_) => WordOrder::LowFirst,
+        }
+    }
+    /// The number of the last place.
+    #[must_use]
+    pub fn last(self) -> u32 {
+        match self {
+            Self::Modbus(_) => u16::MAX.into(),
+            Self::Melsec(_) => NUMBER_MAX,
+        }
+    }
+    /// The place with this number, if there is one.
+    #[must_use]
+    pub fn at(self, number: u32) -> Option<Address> {
+        (number <= self.last()).then_some(())?;
+        Some(match self {
+            Self::Modbus(area) => Address::Modbus {
+                area,
+                offset: u16::try_from(number).ok()?,
+            },
+            Self::Melsec(device) => Address::Melsec { device, number },
+        })
+    }
+    /// `count` places from `start` on, for people.
+    #[must_use]
+    pub fn range(self, start: u32, count: u32) -> String {
+        let end = start.saturating_add(count.saturating_sub(1));
+        match (self, count) {
+            (Self::Modbus(area), 0 | 1) => format!("{}:{start}", area.name()),
+            (Self::Modbus(area), _) => format!("{}:{start}..{end}", area.name()),
+            (Self::Melsec(device), 0 | 1) => device.place(start),
+            (Self::Melsec(device), _) => {
+                format!("{}..{}", device.place(start), device.place(end))
+            }
+        }
+    }
 }
 
 /// The four Modbus tables (MODBUS Application Protocol V1.1b3, 4.3).
@@ -124,6 +298,7 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Modbus { area, offset } => write!(f, "{}:{offset}", area.name()),
+            Self::Melsec { device, number } => f.write_str(&device.place(*number)),
         }
     }
 }
@@ -629,6 +804,11 @@ pub enum Action {
     Mailbox {
         /// The machine's number for it, 1 to 65535.
         opcode: u16,
+    },
+    /// Tell the CPU itself (MELSEC).
+    Remote {
+        /// What.
+        order: Remote,
     },
 }
 

@@ -5,7 +5,7 @@
 //! It stands in this room, not in the adapter's, because the core itself decides the words of a
 //! [`super::contract::Job::Write`].
 
-use super::spec::{ArgValue, DataType, Scalar, Value, WordOrder};
+use super::spec::{Area, ArgValue, DataType, Scalar, Value, WordOrder};
 use rust_decimal::{Decimal, prelude::ToPrimitive};
 
 /// The value that `words` hold. For a coil or discrete input: one word, 0 or 1.
@@ -30,8 +30,20 @@ pub fn decode(words: &[u16], at: &Scalar) -> Result<Value, String> {
         DataType::I64 => Value::Int(bits().cast_signed().into()),
         DataType::F32 => finite(f32::from_bits(bits() as u32).into())?,
         DataType::F64 => finite(f64::from_bits(bits()))?,
-        DataType::Text(bytes) => text(words, usize::from(bytes))?,
+        DataType::Text(bytes) => {
+            let words = text_order(words.to_vec(), at.address.area());
+            text(&words, usize::from(bytes))?
+        }
     })
+}
+
+/// Turns the words of a text between its first character in the high byte, as here and over Modbus, and in the
+/// low byte, as MELSEC stores it.
+fn text_order(words: Vec<u16>, area: Area) -> Vec<u16> {
+    match area {
+        Area::Modbus(_) => words,
+        Area::Melsec(_) => words.into_iter().map(u16::swap_bytes).collect(),
+    }
 }
 
 fn finite(number: f64) -> Result<Value, String> {
@@ -76,6 +88,23 @@ pub fn is_no_value(value: &Value, no_value: &[Value]) -> bool {
     no_value.iter().any(|listed| match (listed, value) {
         (Value::Int(a), Value::Float(b)) => *a as f64 == *b,
         (a, b) => a == b,
+    })
+}
+
+/// As [`encode`], for a place in `area`.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_in(
+    arg: &ArgValue,
+    data_type: DataType,
+    order: WordOrder,
+    area: Area,
+) -> Result<Vec<u16>, String> {
+    let words = encode(arg, data_type, order)?;
+    Ok(match data_type {
+        DataType::Text(_) => text_order(words, area),
+        _ => words,
     })
 }
 
@@ -164,6 +193,7 @@ pub fn equals(sent: &ArgValue, read: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::melsec::{Device, Family, Kind};
     use crate::core::spec::{Address, ModbusArea};
     use proptest::prelude::*;
     use rust_decimal::Decimal;
@@ -241,6 +271,25 @@ mod tests {
         assert!(encode(&text("A\0B"), DataType::Text(5)).is_err());
         let secret = ArgValue::Redacted([0; 32]);
         assert!(encode(&secret, DataType::U16).is_err());
+    }
+
+    #[test]
+    fn a_melsec_text_begins_in_the_low_byte() {
+        let device = Device::of(Kind::D, Family::Q);
+        let address = Address::Melsec { device, number: 0 };
+        let text = DataType::Text(3);
+        let arg = ArgValue::Text("ABC".into());
+        let words = encode_in(&arg, text, WordOrder::LowFirst, address.area());
+        assert_eq!(words, Ok(vec![0x4241, 0x0043]));
+        let at = Scalar {
+            address,
+            data_type: text,
+            word_order: WordOrder::LowFirst,
+        };
+        assert_eq!(
+            decode(&[0x4241, 0x0043], &at),
+            Ok(Value::Text("ABC".into()))
+        );
     }
 
     proptest! {

@@ -1,9 +1,9 @@
 //! Owns: what is read before a command may go (POL-06), and after one whose outcome is unknown (VER-01).
-//! May call: link, modbus, plan of this room; core mailbox.
+//! May call: link, exchange, plan of this room; core mailbox.
 //! Never: write (VER-04); put anything in the place of a value that was not read.
 
+use super::exchange::{Called, End, Proof};
 use super::link::{Link, LinkError, Words};
-use super::modbus::{self, Called, End};
 use super::plan::merge;
 use crate::core::contract::{GateReading, MailboxBlocks, Probe, ProbeAnswer};
 use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS, decode_status};
@@ -72,8 +72,8 @@ impl Link {
     }
 
     fn tolerate_exception(&self, called: &Called, what: &str) -> Result<(), LinkError> {
-        match called.end {
-            End::Exception(code) if !modbus::is_unit_offline(code) => Ok(()),
+        match &called.end {
+            End::Code(coded) if coded.proof != Proof::Offline => Ok(()),
             _ => Err(self.error(called, what)),
         }
     }

@@ -2,21 +2,24 @@
 //! May call: the files of this room; core types, values.
 //! Never: send while in doubt, send anything twice, or say "connected" before a read was answered.
 
+use super::exchange::{Ask, Called, End, Proof, Session, shown};
 use super::gate::gate_places;
 use super::metered::{Clock, Tally, count};
-use super::modbus::{self, Called, End, Session};
+use super::opener::Opener;
 use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
+use super::port::{Manners, Ports};
+use super::turns::{Purpose, Turn};
 use crate::core::contract::{DeviceCode, Exchange, Job, Outcome, Reply};
+use crate::core::serial::Way;
 use crate::core::spec::{
-    Address, GateSpec, LinkSpec, MachineSpec, MailboxSpec, ModbusArea, ModbusTcp, Quality, Scalar,
-    Value,
+    Address, GateSpec, LinkSpec, MachineSpec, MailboxSpec, Quality, Scalar, Value,
 };
 use crate::core::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use crate::core::values;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use tokio_modbus::Request;
+use std::time::Duration;
 
 /// Why a job was not handed over that would have been in time when it was decided.
 pub(super) const TOO_LATE: &str = "its validity ended before the first byte could be handed over";
@@ -56,6 +59,9 @@ pub enum LinkError {
         /// As configured.
         timeout_ms: u64,
     },
+    /// The serial port, or the way to it, as the system has it.
+    #[error("{0}")]
+    Port(String),
     /// The peer or the network ended the connection.
     #[error("connection lost: {0}")]
     Lost(String),
@@ -72,15 +78,15 @@ pub enum LinkError {
         /// Its name.
         meaning: String,
     },
-    /// The device answers with an exception.
-    #[error("the device answers {what} with exception {code:02X} ({meaning})")]
+    /// The device answers with a code of its own.
+    #[error("the device answers {what} with {}", shown(code))]
     Exception {
         /// What was read.
         what: String,
-        /// The exception.
-        code: u32,
-        /// Its name.
-        meaning: String,
+        /// The exception or end code.
+        code: DeviceCode,
+        /// It names the place or the length: until the configuration changes it will be said again.
+        mendable: bool,
     },
     /// No request can do it; the connection is not at fault.
     #[error("not possible: {0}")]
@@ -107,7 +113,8 @@ pub struct Reading {
 
 /// One machine's link.
 pub struct Link {
-    pub(super) modbus: ModbusTcp,
+    pub(super) spec: LinkSpec,
+    opener: Opener,
     pub(super) mailbox: Option<MailboxSpec>,
     pub(super) gate: GateSpec,
     pub(super) limits: Limits,
@@ -115,7 +122,8 @@ pub struct Link {
     pub(super) clock: Clock,
     tally: Arc<Tally>,
     session: Option<Session>,
-    tid: u16,
+    /// Identifies the next request, over all connections of this link.
+    ident: u16,
     ready: bool,
     last_reply: Option<Stamp>,
     /// Of the job under way.
@@ -126,6 +134,12 @@ pub struct Link {
     failures: u32,
     /// Nothing answered at the last try: no slot of the device can be at stake.
     silent: bool,
+    /// For the next request, on a line that others use too.
+    turn: Option<Turn>,
+    /// What is done is for a command.
+    urgent: bool,
+    /// On a line whose replies say not what they answer: one may still be on its way.
+    doubted: bool,
 }
 
 /// Words that were read, by place.
@@ -156,18 +170,24 @@ impl Words {
 }
 
 impl Link {
-    /// A link that is not connected yet.
+    /// A link that is not connected yet, on a line of its own.
     #[must_use]
     pub fn new(spec: &MachineSpec, clock: Clock) -> Self {
-        let LinkSpec::ModbusTcp(modbus) = &spec.link;
+        Self::on(&Ports::default(), spec, clock)
+    }
+
+    /// A link that is not connected yet; it shares its line with those of the same `ports` that name it too.
+    #[must_use]
+    pub fn on(ports: &Ports, spec: &MachineSpec, clock: Clock) -> Self {
         Self {
-            modbus: modbus.clone(),
+            spec: spec.link.clone(),
+            opener: Opener::new(&spec.link, ports),
             mailbox: spec.mailbox.clone(),
             gate: spec.gate.clone(),
             limits: Limits::of(&spec.link),
             probe: probe_place(spec),
             // Begun anywhere, so that a restarted gateway does not begin where its predecessor did.
-            tid: (clock().boottime_ns >> 16) as u16,
+            ident: (clock().boottime_ns >> 16) as u16,
             clock,
             tally: Arc::default(),
             session: None,
@@ -177,7 +197,33 @@ impl Link {
             ended: String::new(),
             failures: 0,
             silent: false,
+            turn: None,
+            urgent: false,
+            doubted: false,
         }
+    }
+
+    /// Whether what follows is for a command: on a line that others use too it goes before their polls.
+    pub fn hurry(&mut self, urgent: bool) {
+        self.urgent = urgent;
+    }
+
+    /// Waits until the line is this link's for one request; at once where nobody shares it. May be dropped while
+    /// it waits. What follows uses the turn, or [`Link::yield_turn`] gives it up.
+    pub async fn turn(&mut self) {
+        let purpose = match (self.ready, self.urgent) {
+            (false, _) => Purpose::Probe,
+            (true, true) => Purpose::Command,
+            (true, false) => Purpose::Poll,
+        };
+        if let (Some(port), None) = (&self.opener.port, &self.turn) {
+            self.turn = Some(port.turn(purpose).await);
+        }
+    }
+
+    /// Gives up a turn that was not used.
+    pub fn yield_turn(&mut self) {
+        self.turn = None;
     }
 
     /// Opens the connection, if none is open, and has a read answered over it.
@@ -199,24 +245,39 @@ impl Link {
         if self.session.as_ref().is_none_or(Session::is_closed) {
             // One connection per device: the old one is closed before a new one is opened (F141).
             self.disconnect("a new connection");
-            let opened =
-                Session::open(&self.modbus, self.clock.clone(), Arc::clone(&self.tally)).await;
+            self.turn().await;
+            let (clock, tally) = (self.clock.clone(), Arc::clone(&self.tally));
+            let opened = self.opener.open(&self.spec, clock, tally).await;
             self.session = Some(opened.map_err(|error| {
                 count(&self.tally.connect_failures);
+                if let Some(turn) = self.turn.take() {
+                    turn.found_nobody(Duration::ZERO);
+                }
                 self.connect_error(&error)
             })?);
             count(&self.tally.connects);
+        }
+        // What never answers is there as far as anybody can know.
+        if self.spec.is_broadcast() {
+            self.ready = true;
+            self.failures = 0;
+            return Ok(());
         }
         let read = self.read_spans(&[self.probe]).await;
         match read {
             Ok(_) => {}
             // The unit itself has judged the request: it is alive.
-            Err(Called {
-                end: End::Exception(1..=3),
-                ..
-            }) => {}
+            Err(called) if called.end.is_judged() => {}
             Err(called) => return Err(self.error(&called, &self.probe.to_string())),
         }
+        // That may have been the late reply to an earlier request, and its own reply comes only now: it must
+        // not be taken for the next one's.
+        if let (true, Some(port), LinkSpec::ModbusRtu(link)) =
+            (self.doubted, &self.opener.port, &self.spec)
+        {
+            port.settle(&Manners::of(link));
+        }
+        self.doubted = false;
         self.ready = true;
         self.failures = 0;
         Ok(())
@@ -227,13 +288,10 @@ impl Link {
     /// nothing answers at all, above [`SILENT_WAIT_MS_MAX`].
     #[must_use]
     pub fn backoff_ms(&self, random: u32) -> u64 {
-        let least = self.modbus.reconnect_ms_min;
+        let (least, most) = self.spec.reconnect_ms();
         let longest = match self.silent {
-            true => self
-                .modbus
-                .reconnect_ms_max
-                .min(SILENT_WAIT_MS_MAX.max(least)),
-            false => self.modbus.reconnect_ms_max,
+            true => most.min(SILENT_WAIT_MS_MAX.max(least)),
+            false => most,
         };
         let doubled = least.saturating_mul(1 << self.failures.min(20));
         let spread = doubled.min(longest).saturating_sub(least);
@@ -250,7 +308,7 @@ impl Link {
     /// The unit that is asked.
     #[must_use]
     pub fn unit(&self) -> u8 {
-        self.modbus.unit
+        self.spec.unit()
     }
 
     /// Whether the TCP connection stands: not the same as the unit being there (F043).
@@ -270,11 +328,7 @@ impl Link {
     /// Ends the connection with a reset, so that nothing that is still queued arrives later (F060).
     pub fn disconnect(&mut self, why: &str) {
         if let Some(session) = self.session.take() {
-            log::debug!(
-                "{}:{}: disconnected: {why}",
-                self.modbus.host,
-                self.modbus.port
-            );
+            log::debug!("{}: disconnected: {why}", self.spec.address());
             session.abort();
         }
         self.ready = false;
@@ -283,8 +337,11 @@ impl Link {
     /// Whether nothing was answered for the heartbeat time (F069).
     #[must_use]
     pub fn heartbeat_due(&self) -> bool {
+        if self.spec.is_broadcast() {
+            return false;
+        }
         let now = (self.clock)();
-        let limit_ns = self.modbus.heartbeat_ms.saturating_mul(NS_PER_MS);
+        let limit_ns = self.spec.heartbeat_ms().saturating_mul(NS_PER_MS);
         self.last_reply
             .is_none_or(|last| crate::core::time::elapsed_ns(&last, &now) >= limit_ns)
     }
@@ -298,11 +355,8 @@ impl Link {
             return Err(LinkError::NotConnected);
         }
         match self.read_spans(&[self.probe]).await {
-            Ok(_)
-            | Err(Called {
-                end: End::Exception(1..=3 | 6),
-                ..
-            }) => Ok(()),
+            Ok(_) => Ok(()),
+            Err(called) if called.end.is_judged() || called.end.is_busy() => Ok(()),
             Err(called) => Err(self.error(&called, &self.probe.to_string())),
         }
     }
@@ -322,13 +376,12 @@ impl Link {
         }
         match job {
             Job::Read { points } => self.run_read(points).await,
-            Job::Write { start, words } => match modbus::write_request(*start, words) {
-                Ok(request) => {
-                    let called = self.call(request).await;
-                    called.exchange(write_outcome(&called.end))
-                }
-                Err(why) => not_sent(why),
-            },
+            Job::Write { start, words } => {
+                let (start, words) = (*start, words.clone());
+                let called = self.call(&Ask::Write { start, words }).await;
+                called.exchange(write_outcome(&called.end))
+            }
+            Job::Remote(order) => self.run_remote(*order).await,
             Job::Mailbox(request) => self.run_mailbox(request).await,
         }
     }
@@ -350,10 +403,7 @@ impl Link {
         let mut read = self.read_spans_traced(&wide).await;
         let refused = matches!(
             &read,
-            Err(Called {
-                end: End::Exception(2),
-                ..
-            })
+            Err(Called { end: End::Code(coded), .. }) if coded.proof == Proof::RefusedPlace
         );
         if refused && narrow != wide {
             read = self.read_spans_traced(&narrow).await;
@@ -379,12 +429,18 @@ impl Link {
         let now = (self.clock)();
         let end = match &read {
             Ok(_) => StepEnd::Read,
-            Err(called) => match called.end {
-                End::Exception(code @ 2..=3) => StepEnd::Refused(code),
-                End::Exception(6) => StepEnd::Busy,
+            Err(called) => match &called.end {
+                End::Code(coded) => match coded.proof {
+                    Proof::RefusedPlace | Proof::RefusedLength => {
+                        StepEnd::Refused(coded.code.clone())
+                    }
+                    Proof::Busy => StepEnd::Busy,
+                    _ => StepEnd::Failed,
+                },
                 _ => StepEnd::Failed,
             },
         };
+        let busy = end == StepEnd::Busy;
         let settled = plan.finish(step, end, now.boottime_ns);
         let (words, doubt) = match read {
             Ok(read) => read,
@@ -392,11 +448,7 @@ impl Link {
             Err(called) => {
                 let what: Vec<String> = step.spans.iter().map(Span::to_string).collect();
                 let reason = self.error(&called, &what.join(", ")).to_string();
-                let quality = if end == StepEnd::Busy {
-                    Quality::Stale
-                } else {
-                    Quality::Bad
-                };
+                let quality = if busy { Quality::Stale } else { Quality::Bad };
                 return without_value(step, quality, &reason, now);
             }
         };
@@ -456,6 +508,7 @@ impl Link {
             ("stale_reply", &tally.stale_reply),
             ("wrong_unit", &tally.wrong_unit),
             ("misfits", &tally.misfits),
+            ("noise_bytes", &tally.noise_bytes),
             ("exceptions", &tally.exceptions),
             ("connects", &tally.connects),
             ("connect_failures", &tally.connect_failures),
@@ -466,24 +519,66 @@ impl Link {
             .to_vec()
     }
 
-    pub(super) async fn call(&mut self, request: Request<'static>) -> Called {
+    pub(super) async fn call(&mut self, ask: &Ask) -> Called {
+        let turn = match self.quiet_line().await {
+            Ok(turn) => turn,
+            Err(why) => return Called::not_sent(why),
+        };
+        // Others may have had the line meanwhile (TIME-02).
+        if turn.is_some() && !matches!(ask, Ask::Read(_)) && self.is_too_late() {
+            return Called::not_sent(TOO_LATE);
+        }
         let Some(session) = &mut self.session else {
             return Called::not_sent("not connected");
         };
-        let tid = self.tid;
-        self.tid = self.tid.wrapping_add(1);
-        let called = session.call(tid, request).await;
-        match called.end {
-            End::Exception(code) if modbus::is_unit_offline(code) => self.ready = false,
-            End::Words(_) | End::Echo | End::Exception(_) => {
-                self.last_reply = called.meter.replied_at
-            }
+        let ident = self.ident;
+        self.ident = self.ident.wrapping_add(1);
+        let called = session.call(ident, ask).await;
+        if let (Some(turn), LinkSpec::ModbusRtu(link), false) =
+            (&turn, &self.spec, called.end.is_matched())
+        {
+            turn.found_nobody(Duration::from_millis(link.settle_ms));
+            self.doubted |= !matches!(called.end, End::NotSent(_));
+        }
+        drop(turn);
+        match &called.end {
+            End::Code(coded) if coded.proof == Proof::Offline => self.ready = false,
+            end if end.is_matched() => self.last_reply = called.meter.replied_at,
+            // No frame could do it, and the line was not touched.
+            End::NotSent(_) if !session.is_closed() => {}
             _ => {
                 self.disconnect("no matching reply");
                 self.ended = self.error(&called, "the last request").to_string();
             }
         }
         called
+    }
+
+    /// The turn on a shared line, and that line quiet; nothing where the line is this link's alone.
+    async fn quiet_line(&mut self) -> Result<Option<Turn>, String> {
+        let (Some(port), LinkSpec::ModbusRtu(link)) = (self.opener.port.clone(), &self.spec) else {
+            return Ok(None);
+        };
+        let manners = Manners::of(link);
+        if self.turn.is_none() {
+            // What is under way is not kept waiting by what others have yet to begin.
+            self.turn = Some(match self.ready {
+                true => port.turn(Purpose::Command).await,
+                false => port.turn(Purpose::Probe).await,
+            });
+        }
+        let turn = self.turn.take();
+        if self.session.as_ref().is_none_or(Session::is_closed) {
+            self.disconnect("the line was closed");
+            return Err("the line was closed".into());
+        }
+        if let Err(error) = port.quiet(&manners, &self.tally).await {
+            let why = error.to_string();
+            self.disconnect(&why);
+            self.ended.clone_from(&why);
+            return Err(why);
+        }
+        Ok(turn)
     }
 
     /// Reads `spans` in their order; the first that fails ends it.
@@ -499,7 +594,7 @@ impl Link {
             if let Err(why) = self.limits.check(*span) {
                 return Err(Called::not_sent(why));
             }
-            last = self.call(modbus::read_request(*span)).await;
+            last = self.call(&Ask::Read(*span)).await;
             match &last.end {
                 End::Words(read) => words.0.push((*span, read.clone())),
                 _ => return Err(last),
@@ -514,21 +609,21 @@ impl Link {
         start: Address,
         length: usize,
     ) -> Result<(Vec<u16>, Called), Called> {
-        let Address::Modbus { area, offset } = start;
         let mut words = Vec::with_capacity(length);
         let mut last = Called::not_sent("nothing to read");
         while words.len() < length {
             let rest = length - words.len();
-            let place = offset.checked_add(words.len() as u16);
-            let Some(start) = place else {
+            let Some(place) = start.plus(words.len() as u32) else {
                 return Err(Called::not_sent(format!(
-                    "{length} words from {start} go past 65535"
+                    "{length} words from {start} go past the last place"
                 )));
             };
-            let count = rest.min(usize::from(self.limits.registers_max)) as u16;
-            let (read, called) = self
-                .read_spans_traced(&[Span { area, start, count }])
-                .await?;
+            let span = Span {
+                area: place.area(),
+                start: place.number(),
+                count: rest.min(usize::from(self.limits.registers_max)) as u16,
+            };
+            let (read, called) = self.read_spans_traced(&[span]).await?;
             words.extend(read.0.into_iter().flat_map(|(_, words)| words));
             last = called;
         }
@@ -536,11 +631,14 @@ impl Link {
     }
 
     fn connect_error(&self, error: &std::io::Error) -> LinkError {
-        let address = format!("{}:{}", self.modbus.host, self.modbus.port);
+        let address = self.spec.address();
+        if matches!(&self.spec, LinkSpec::ModbusRtu(link) if matches!(link.way, Way::Serial(_))) {
+            return LinkError::Port(error.to_string());
+        }
         match error.kind() {
             ErrorKind::TimedOut => LinkError::ConnectTimeout {
                 address,
-                timeout_ms: self.modbus.timeout_ms,
+                timeout_ms: self.spec.timeout_ms(),
             },
             ErrorKind::ConnectionRefused => LinkError::Refused { address },
             _ => LinkError::Unreachable {
@@ -552,31 +650,22 @@ impl Link {
 
     pub(super) fn error(&self, called: &Called, what: &str) -> LinkError {
         match &called.end {
-            End::Exception(code) => {
-                let DeviceCode {
-                    code: number,
-                    meaning,
-                    ..
-                } = modbus::exception(*code);
-                if modbus::is_unit_offline(*code) {
-                    let unit = self.modbus.unit;
-                    LinkError::UnitOffline {
-                        unit,
-                        code: number,
-                        meaning,
-                    }
-                } else {
-                    LinkError::Exception {
-                        what: what.to_owned(),
-                        code: number,
-                        meaning,
-                    }
-                }
-            }
+            End::Code(coded) if coded.proof == Proof::Offline => LinkError::UnitOffline {
+                unit: self.spec.unit(),
+                code: coded.code.code,
+                meaning: coded.code.meaning.clone(),
+            },
+            End::Code(coded) => LinkError::Exception {
+                what: what.to_owned(),
+                code: coded.code.clone(),
+                mendable: matches!(coded.proof, Proof::RefusedPlace | Proof::RefusedLength),
+            },
             End::NotSent(why) if self.is_open() => LinkError::NotPossible(why.clone()),
             End::NotSent(why) => LinkError::Lost(why.clone()),
             End::PartlySent(why) | End::NoReply(why) => LinkError::NoReply(why.clone()),
-            End::Words(_) | End::Echo => LinkError::NoReply("not what was asked for".into()),
+            End::Words(_) | End::Echo | End::Unconfirmable(_) => {
+                LinkError::NoReply("not what was asked for".into())
+            }
         }
     }
 }
@@ -586,12 +675,12 @@ pub(super) fn not_sent(why: String) -> Exchange {
     called.exchange(Outcome::NotSent { why })
 }
 
-fn ended(end: &End, exception: fn(u8) -> Outcome) -> Outcome {
+pub(super) fn write_outcome(end: &End) -> Outcome {
     match end.clone() {
-        End::Exception(code) => exception(code),
+        End::Code(coded) => coded.of_write(),
         End::NotSent(why) => Outcome::NotSent { why },
         End::PartlySent(why) => Outcome::PartlySent { why },
-        End::NoReply(why) => Outcome::SentNoReply { why },
+        End::NoReply(why) | End::Unconfirmable(why) => Outcome::SentNoReply { why },
         End::Echo => Outcome::DeviceReplied(Reply::WriteEcho),
         End::Words(_) => Outcome::SentNoReply {
             why: "a read's reply to a write".into(),
@@ -599,12 +688,11 @@ fn ended(end: &End, exception: fn(u8) -> Outcome) -> Outcome {
     }
 }
 
-pub(super) fn write_outcome(end: &End) -> Outcome {
-    ended(end, modbus::write_exception)
-}
-
 fn read_outcome(end: &End) -> Outcome {
-    ended(end, modbus::read_exception)
+    match end.clone() {
+        End::Code(coded) => coded.of_read(),
+        _ => write_outcome(end),
+    }
 }
 
 fn without_value(step: &ReadRequest, quality: Quality, why: &str, at: Stamp) -> Vec<Reading> {
@@ -620,17 +708,12 @@ fn without_value(step: &ReadRequest, quality: Quality, why: &str, at: Stamp) -> 
 
 /// The read by which a connection proves itself: the first place that the configuration names.
 fn probe_place(spec: &MachineSpec) -> Span {
-    let mailbox = spec.mailbox.as_ref().map(|mailbox| {
-        let Address::Modbus {
-            area,
-            offset: start,
-        } = mailbox.status;
-        Span {
-            area,
-            start,
-            count: 1,
-        }
-    });
+    let one = |address: Address| Span {
+        area: address.area(),
+        start: address.number(),
+        count: 1,
+    };
+    let mailbox = spec.mailbox.as_ref().map(|mailbox| one(mailbox.status));
     let tags = spec.tags.iter().map(|tag| tag.at);
     let events = spec.events.iter().map(|event| event.kind.first_place());
     let first = gate_places(&spec.gate)
@@ -638,9 +721,6 @@ fn probe_place(spec: &MachineSpec) -> Span {
         .chain(tags)
         .chain(events)
         .next();
-    first.map(|at| Span::of(&at)).or(mailbox).unwrap_or(Span {
-        area: ModbusArea::Holding,
-        start: 0,
-        count: 1,
-    })
+    let first = first.map(|at| Span::of(&at)).or(mailbox);
+    first.unwrap_or_else(|| one(super::opener::first_place(&spec.link)))
 }

@@ -1,15 +1,15 @@
 //! Owns: handing one command to a mailbox: block, read back, commit, then the device's record of it.
-//! May call: link and modbus of this room; core mailbox.
+//! May call: link and exchange of this room; core mailbox.
 //! Never: commit a block that was not read back as written; call anything sent before the commit frame.
 
+use super::exchange::{Ask, Called, End, shown};
 use super::link::{Link, TOO_LATE, not_sent, write_outcome};
-use super::modbus::{self, Called, End};
 use crate::core::contract::{Exchange, MailboxBlocks, MailboxEcho, MailboxRequest, Outcome, Reply};
 use crate::core::mailbox::{
     COMMAND_CRC_WORD, COMMAND_WORDS, COMMIT_WORD, PARAMETER_WORDS_MAX, STATUS_WORDS, State, Status,
     Verdict, decode_status, encode_command, is_committed, judge, refusal,
 };
-use crate::core::spec::{Address, MailboxSpec};
+use crate::core::spec::MailboxSpec;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -17,13 +17,6 @@ use tokio::time::{Instant, sleep};
 const LOOK_MS: u64 = 20;
 /// Most readings of a block whose CRC does not hold, before a command is given back.
 const CORRUPT_READS_MAX: usize = 3;
-
-/// A place within a block.
-fn place(block: Address, word: usize) -> Option<Address> {
-    let Address::Modbus { area, offset } = block;
-    let offset = offset.checked_add(u16::try_from(word).ok()?)?;
-    Some(Address::Modbus { area, offset })
-}
 
 /// What the device's final record of our id means.
 fn recorded(echo: MailboxEcho) -> Outcome {
@@ -105,8 +98,11 @@ impl Link {
     /// Words 0 to 17, read back and compared. Without a commit the device acts on none of it.
     async fn lay_block(&mut self, handover: &Handover<'_>) -> Result<(), String> {
         let block = &handover.words[..=COMMAND_CRC_WORD];
-        let write = modbus::write_request(handover.spec.command, block)?;
-        let wrote = self.call(write).await;
+        let write = Ask::Write {
+            start: handover.spec.command,
+            words: block.to_vec(),
+        };
+        let wrote = self.call(&write).await;
         if wrote.end != End::Echo {
             return Err(format!("the block was not written: {}", told(&wrote.end)));
         }
@@ -124,18 +120,14 @@ impl Link {
     }
 
     async fn commit(&mut self, handover: &Handover<'_>) -> Exchange {
-        let word = [handover.words[COMMIT_WORD]];
-        let request = place(handover.spec.command, COMMIT_WORD)
-            .ok_or_else(|| "the block goes past 65535".to_owned())
-            .and_then(|at| modbus::write_request(at, &word));
-        let request = match request {
-            Ok(request) => request,
-            Err(why) => return not_sent(why),
+        let words = vec![handover.words[COMMIT_WORD]];
+        let Some(start) = handover.spec.command.plus(COMMIT_WORD as u32) else {
+            return not_sent("the block goes past the last place".into());
         };
         if self.is_too_late() {
             return not_sent(TOO_LATE.into());
         }
-        let committed = self.call(request).await;
+        let committed = self.call(&Ask::Write { start, words }).await;
         match write_outcome(&committed.end) {
             Outcome::DeviceReplied(_) | Outcome::DeviceAccepted => {
                 self.await_record(handover, committed).await
@@ -146,7 +138,7 @@ impl Link {
 
     /// Looks at the PLC's block until it is final or the timeout is over.
     async fn await_record(&mut self, handover: &Handover<'_>, mut last: Called) -> Exchange {
-        let until = Instant::now() + Duration::from_millis(self.modbus.timeout_ms);
+        let until = Instant::now() + Duration::from_millis(self.spec.timeout_ms());
         let mut taken = false;
         loop {
             let looked = self.look(handover).await;
@@ -174,7 +166,7 @@ impl Link {
         last.exchange(if taken {
             Outcome::DeviceAccepted
         } else {
-            let waited = self.modbus.timeout_ms;
+            let waited = self.spec.timeout_ms();
             Outcome::SentNoReply {
                 why: format!("committed; the device has not taken it within {waited} ms"),
             }
@@ -237,12 +229,7 @@ enum Look {
 fn told(end: &End) -> String {
     match end {
         End::NotSent(why) | End::PartlySent(why) | End::NoReply(why) => why.clone(),
-        End::Exception(code) => {
-            format!(
-                "exception {code:02X} ({})",
-                modbus::exception(*code).meaning
-            )
-        }
-        End::Words(_) | End::Echo => "not what was asked for".into(),
+        End::Code(coded) => shown(&coded.code),
+        End::Words(_) | End::Echo | End::Unconfirmable(_) => "not what was asked for".into(),
     }
 }

@@ -1,23 +1,66 @@
 //! Owns: whether a Modbus TCP frame answers a request (SEND-05), byte by byte.
-//! May call: nothing.
+//! May call: metered, for what a framing is.
 //! Never: let through a frame that the codec above could misread: what fits is whole and of the length asked.
+
+use super::metered::{Fit, Framing};
 
 /// Bytes of the header: transaction, protocol, length, unit.
 pub(super) const HEADER_BYTES: usize = 7;
 /// Longest frame (MODBUS Messaging on TCP/IP V1.0b, 4.1).
 pub(super) const FRAME_BYTES_MAX: usize = 260;
 
-/// What a frame is to the request that is under way.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Fit {
-    /// Its reply, an exception included.
-    Reply,
-    /// Of another transaction.
-    Stale(u16),
-    /// Of our transaction, from this other unit.
-    WrongUnit(u8),
-    /// Of our transaction and unit, and not a possible reply: the line is in doubt.
-    Misfit(String),
+/// The frames of Modbus TCP.
+///
+/// Transaction ids are counted by the link, over all its connections: the codec begins at 0 with each, and
+/// a reply that some gateway kept from an earlier connection could then fit a request of the next.
+pub(super) struct MbapFraming {
+    answering_unit: Option<u8>,
+    tid: u16,
+    /// The id and unit that the codec awaits.
+    codec_header: [u8; HEADER_BYTES],
+}
+
+impl MbapFraming {
+    pub(super) fn new(answering_unit: Option<u8>) -> Self {
+        Self {
+            answering_unit,
+            tid: 0,
+            codec_header: [0; HEADER_BYTES],
+        }
+    }
+}
+
+impl Framing for MbapFraming {
+    fn begin(&mut self, ident: u16) {
+        self.tid = ident;
+    }
+    fn outgoing(&mut self, request: &mut [u8]) -> Result<(), String> {
+        let header = request.first_chunk_mut::<HEADER_BYTES>();
+        let header = header.ok_or_else(|| "no whole frame".to_owned())?;
+        self.codec_header = *header;
+        header[..2].copy_from_slice(&self.tid.to_be_bytes());
+        Ok(())
+    }
+    fn frame_bytes(&self, bytes: &[u8]) -> Result<Option<usize>, String> {
+        frame_bytes(bytes)
+    }
+    fn fit(&self, request: &[u8], frame: &[u8]) -> Fit {
+        fit(request, self.answering_unit, frame)
+    }
+    fn incoming(&self, frame: &mut [u8]) {
+        frame[..2].copy_from_slice(&self.codec_header[..2]);
+        frame[6] = self.codec_header[6];
+    }
+    fn frame_bytes_max(&self) -> usize {
+        FRAME_BYTES_MAX
+    }
+    fn has_identity(&self) -> bool {
+        true
+    }
+    #[cfg(feature = "test-hooks")]
+    fn is_write(&self, request: &[u8]) -> bool {
+        matches!(request.get(7), Some(5 | 6 | 15 | 16))
+    }
 }
 
 /// Length of the frame that `bytes` begin with; `None`: its header is not complete.
@@ -49,11 +92,12 @@ pub(super) fn frame_bytes(bytes: &[u8]) -> Result<Option<usize>, String> {
 pub(super) fn fit(request: &[u8], answering_unit: Option<u8>, frame: &[u8]) -> Fit {
     let tid = word(frame, 0);
     if tid != word(request, 0) {
-        return Fit::Stale(tid);
+        return Fit::Stale(format!("a reply to transaction {tid:#06x}"));
     }
     let unit = frame[6];
     if unit != request[6] && Some(unit) != answering_unit {
-        return Fit::WrongUnit(unit);
+        let expected = request[6];
+        return Fit::WrongUnit(format!("reply from unit {unit}, expected {expected}"));
     }
     match pdu_misfit(&request[HEADER_BYTES..], &frame[HEADER_BYTES..]) {
         None => Fit::Reply,
@@ -119,11 +163,13 @@ mod tests {
     fn each_field_of_a_read_reply_is_compared() {
         let good = [0, 1, 0, 0, 0, 11, 1, 3, 8, 0, 0, 0, 0, 0, 0, 0, 1];
         assert_eq!(fit(&READ_FOUR, None, &good), Fit::Reply);
-        assert_eq!(fit(&READ_FOUR, None, &changed(&good, 1, 0)), Fit::Stale(0));
+        let stale = Fit::Stale("a reply to transaction 0x0000".into());
+        assert_eq!(fit(&READ_FOUR, None, &changed(&good, 1, 0)), stale);
         let other_unit = changed(&good, 6, 9);
-        assert_eq!(fit(&READ_FOUR, None, &other_unit), Fit::WrongUnit(9));
+        let wrong = Fit::WrongUnit("reply from unit 9, expected 1".into());
+        assert_eq!(fit(&READ_FOUR, None, &other_unit), wrong);
         assert_eq!(fit(&READ_FOUR, Some(9), &other_unit), Fit::Reply);
-        assert_eq!(fit(&READ_FOUR, Some(8), &other_unit), Fit::WrongUnit(9));
+        assert_eq!(fit(&READ_FOUR, Some(8), &other_unit), wrong);
         for misfit in [
             changed(&good, 7, 4),
             changed(&good, 8, 6),

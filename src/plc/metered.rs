@@ -1,11 +1,7 @@
 //! Owns: the wire under the codec: bytes the kernel took, the frame that fits, the end of all writing.
-//! May call: matching; core time; the socket.
+//! May call: core time; the socket.
 //! Never: pass on a byte that was not compared with the request; write after an abort.
-//!
-//! Transaction ids are counted here, over all connections of a link: the codec begins at 0 with each, and
-//! a reply that some gateway kept from an earlier connection could then fit a request of the next.
 
-use super::matching::{self, FRAME_BYTES_MAX, Fit, HEADER_BYTES};
 use crate::core::contract::REPLY_BYTES_MAX;
 use crate::core::time::{Now, Stamp};
 use std::fmt;
@@ -22,14 +18,79 @@ use tokio::net::TcpStream;
 pub type Clock = Arc<dyn Fn() -> Now + Send + Sync>;
 
 /// Most bytes that are taken from the socket at once.
-const READ_BYTES_MAX: usize = 512;
+const READ_BYTES_MAX: usize = 4096;
+
+/// What a frame is to the request that is under way.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// Its reply, a refusal included.
+    Reply,
+    /// Of another request: in plain words, which.
+    Stale(String),
+    /// Of our request, from another unit or station: in plain words, which.
+    WrongUnit(String),
+    /// Of our request and unit, and not a possible reply: the line is in doubt.
+    Misfit(String),
+}
+
+/// What the bytes at the front of those that came are, before a frame is looked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Skip {
+    /// A frame may begin here.
+    Nothing,
+    /// So many bytes are the request's own, given back by the line.
+    Echo(usize),
+    /// So many bytes belong to no reply: in plain words, what they are.
+    Noise(usize, String),
+}
+
+/// What a protocol's frames look like on a line.
+pub(super) trait Framing: Send {
+    /// A request with this identification is next.
+    fn begin(&mut self, ident: u16);
+    /// Readies a whole request, as a codec made it, for the wire.
+    ///
+    /// # Errors
+    /// In plain words: it is none.
+    fn outgoing(&mut self, request: &mut [u8]) -> std::result::Result<(), String>;
+    /// What of `bytes` can be no part of a reply, on lines where such bytes are usual.
+    ///
+    /// # Errors
+    /// In plain words: what they are leaves the line in doubt.
+    fn skip(&mut self, bytes: &[u8]) -> std::result::Result<Skip, String> {
+        let _ = bytes;
+        Ok(Skip::Nothing)
+    }
+    /// Length of the frame that `bytes` begin with; `None`: not known yet.
+    ///
+    /// # Errors
+    /// In plain words: no frame begins so, the frame boundary is lost.
+    fn frame_bytes(&self, bytes: &[u8]) -> std::result::Result<Option<usize>, String>;
+    /// Compares a whole `frame` with the whole `request`.
+    fn fit(&self, request: &[u8], frame: &[u8]) -> Fit;
+    /// Readies a frame that fits for the codec.
+    fn incoming(&self, frame: &mut [u8]);
+    /// Longest frame.
+    fn frame_bytes_max(&self) -> usize;
+    /// Whether a frame says which request it answers. If not, one that comes unasked leaves the line in doubt.
+    fn has_identity(&self) -> bool;
+    /// Whether a request changes the device.
+    #[cfg(feature = "test-hooks")]
+    fn is_write(&self, request: &[u8]) -> bool;
+}
 
 /// What can carry frames.
 pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {
     /// Why nothing can be sent any more, if the peer has already said so.
     fn closed_by_peer(&self) -> Option<String>;
+    /// What the network has said meanwhile, if it says such things without a connection.
+    fn pending_error(&self) -> Option<String> {
+        None
+    }
     /// Makes the coming close discard what the kernel still holds.
     fn abort_on_close(&self);
+    /// Has the kernel discard what it has not sent yet, where the line stays open.
+    fn discard_unsent(&self) {}
 }
 
 impl Wire for TcpStream {
@@ -64,6 +125,7 @@ pub(super) struct Tally {
     pub(super) stale_reply: AtomicU64,
     pub(super) wrong_unit: AtomicU64,
     pub(super) misfits: AtomicU64,
+    pub(super) noise_bytes: AtomicU64,
     pub(super) exceptions: AtomicU64,
     pub(super) connects: AtomicU64,
     pub(super) connect_failures: AtomicU64,
@@ -93,10 +155,7 @@ struct State {
     wire: Option<Box<dyn Wire>>,
     clock: Clock,
     tally: Arc<Tally>,
-    answering_unit: Option<u8>,
-    tid: u16,
-    /// The id and unit that the codec awaits.
-    codec_header: [u8; HEADER_BYTES],
+    framing: Box<dyn Framing>,
     meter: Meter,
     /// From the wire, not yet a whole frame.
     raw: Vec<u8>,
@@ -117,7 +176,7 @@ impl fmt::Debug for Line {
 impl Line {
     pub(super) fn new(
         wire: Box<dyn Wire>,
-        answering_unit: Option<u8>,
+        framing: Box<dyn Framing>,
         clock: Clock,
         tally: Arc<Tally>,
     ) -> Self {
@@ -125,9 +184,7 @@ impl Line {
             wire: Some(wire),
             clock,
             tally,
-            answering_unit,
-            tid: 0,
-            codec_header: [0; HEADER_BYTES],
+            framing,
             meter: Meter::default(),
             raw: Vec::new(),
             passed: Vec::new(),
@@ -142,7 +199,7 @@ impl Line {
     ///
     /// # Errors
     /// Why no byte can be sent: known before the first one.
-    pub(super) fn begin(&self, tid: u16) -> std::result::Result<(), String> {
+    pub(super) fn begin(&self, ident: u16) -> std::result::Result<(), String> {
         let mut state = self.state();
         let Some(wire) = &state.wire else {
             return Err("the connection is closed".into());
@@ -150,7 +207,7 @@ impl Line {
         if let Some(why) = wire.closed_by_peer() {
             return Err(why);
         }
-        state.tid = tid;
+        state.framing.begin(ident);
         state.meter = Meter::default();
         state.passed.clear();
         state.drop_unasked()
@@ -164,6 +221,21 @@ impl Line {
             meter.reply = bounded(&state.raw);
         }
         meter
+    }
+
+    /// The next whole frame that fits.
+    pub(super) async fn frame(&mut self) -> Result<Vec<u8>> {
+        std::future::poll_fn(|cx| {
+            let mut state = self.state();
+            ready!(state.poll_passed(cx))?;
+            Poll::Ready(Ok(std::mem::take(&mut state.passed)))
+        })
+        .await
+    }
+
+    /// See [`Wire::pending_error`].
+    pub(super) fn pending_error(&self) -> Option<String> {
+        self.state().wire.as_ref()?.pending_error()
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -192,7 +264,7 @@ impl State {
         while let Poll::Ready(read) = self.poll_fill(&mut cx) {
             read.map_err(|e| format!("{e} before the request"))?;
             while self.take_frame().map_err(|e| e.to_string())? {}
-            if self.raw.len() > FRAME_BYTES_MAX {
+            if self.raw.len() > self.framing.frame_bytes_max() {
                 return Err("the device talks without being asked".into());
             }
         }
@@ -200,10 +272,7 @@ impl State {
         if self.raw.is_empty() {
             return Ok(());
         }
-        let stray = matching::hex(&self.raw);
-        Err(format!(
-            "stray bytes stood on the line before the request: {stray}"
-        ))
+        Err(stray(&self.raw))
     }
 
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
@@ -222,12 +291,10 @@ impl State {
     }
 
     fn take_request(&mut self, bytes: &[u8]) -> Result<()> {
-        let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
-            return Err(Error::new(ErrorKind::InvalidInput, "no whole frame"));
-        };
-        self.codec_header = *header;
-        self.meter.request = bytes.to_vec();
-        self.meter.request[..2].copy_from_slice(&self.tid.to_be_bytes());
+        let mut request = bytes.to_vec();
+        let readied = self.framing.outgoing(&mut request);
+        readied.map_err(|why| Error::new(ErrorKind::InvalidInput, why))?;
+        self.meter.request = request;
         Ok(())
     }
 
@@ -243,11 +310,12 @@ impl State {
             return Poll::Ready(Err(Error::new(ErrorKind::InvalidInput, "a second request")));
         }
         #[cfg(feature = "test-hooks")]
-        let rest = match hooks::break_after(&self.meter.request, self.meter.sent) {
-            Some(0) => return Poll::Ready(Err(Error::from(ErrorKind::ConnectionReset))),
-            Some(most) => &rest[..rest.len().min(most)],
-            None => rest,
-        };
+        let rest =
+            match hooks::break_after(self.framing.is_write(&self.meter.request), self.meter.sent) {
+                Some(0) => return Poll::Ready(Err(Error::from(ErrorKind::ConnectionReset))),
+                Some(most) => &rest[..rest.len().min(most)],
+                None => rest,
+            };
         let Some(wire) = &mut self.wire else {
             return Poll::Ready(Err(gone()));
         };
@@ -260,22 +328,48 @@ impl State {
         Poll::Ready(Ok(taken))
     }
 
-    fn poll_reply(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+    /// Until a frame that fits stands whole.
+    fn poll_passed(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         while self.passed.is_empty() {
             if self.take_frame()? {
                 continue;
             }
             ready!(self.poll_fill(cx))?;
         }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_reply(&mut self, cx: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        ready!(self.poll_passed(cx))?;
         let length = self.passed.len().min(out.remaining());
         out.put_slice(&self.passed[..length]);
         self.passed.drain(..length);
         Poll::Ready(Ok(()))
     }
 
+    /// Drops and counts what can be no part of a reply.
+    fn skip_noise(&mut self) -> Result<()> {
+        loop {
+            match self.framing.skip(&self.raw) {
+                Ok(Skip::Nothing) => return Ok(()),
+                Ok(Skip::Echo(bytes)) => drop(self.raw.drain(..bytes)),
+                Ok(Skip::Noise(bytes, what)) => {
+                    let noise: Vec<u8> = self.raw.drain(..bytes).collect();
+                    self.tally.noise_bytes.fetch_add(bytes as u64, Relaxed);
+                    if !self.meter.request.is_empty() {
+                        self.meter.reply = bounded(&noise);
+                        self.meter.instead = Some(what);
+                    }
+                }
+                Err(why) => return Err(self.misfit(self.raw.clone(), why)),
+            }
+        }
+    }
+
     /// Compares the next whole frame; `false` if there is none.
     fn take_frame(&mut self) -> Result<bool> {
-        let total = match matching::frame_bytes(&self.raw) {
+        self.skip_noise()?;
+        let total = match self.framing.frame_bytes(&self.raw) {
             Ok(Some(total)) if self.raw.len() >= total => total,
             Ok(_) => return Ok(false),
             Err(why) => return Err(self.misfit(self.raw.clone(), why)),
@@ -283,25 +377,26 @@ impl State {
         let mut frame: Vec<u8> = self.raw.drain(..total).collect();
         if self.meter.request.is_empty() {
             count(&self.tally.stale_reply);
-            return Ok(true);
+            if self.framing.has_identity() {
+                return Ok(true);
+            }
+            return Err(Error::new(ErrorKind::InvalidData, stray(&frame)));
         }
         self.meter.reply = bounded(&frame);
-        match matching::fit(&self.meter.request, self.answering_unit, &frame) {
-            Fit::Stale(tid) => {
+        match self.framing.fit(&self.meter.request, &frame) {
+            Fit::Stale(what) => {
                 count(&self.tally.stale_reply);
-                self.meter.instead = Some(format!("a reply to transaction {tid:#06x}"));
+                self.meter.instead = Some(what);
             }
-            Fit::WrongUnit(unit) => {
+            Fit::WrongUnit(what) => {
                 count(&self.tally.wrong_unit);
-                let expected = self.meter.request[6];
-                self.meter.instead = Some(format!("reply from unit {unit}, expected {expected}"));
+                self.meter.instead = Some(what);
             }
             Fit::Misfit(why) => return Err(self.misfit(frame, why)),
             Fit::Reply => {
                 self.meter.replied_at = Some((self.clock)());
                 self.meter.instead = None;
-                frame[..2].copy_from_slice(&self.codec_header[..2]);
-                frame[6] = self.codec_header[6];
+                self.framing.incoming(&mut frame);
                 self.passed = frame;
             }
         }
@@ -314,6 +409,11 @@ impl State {
         self.meter.instead = Some(why.clone());
         Error::new(ErrorKind::InvalidData, why)
     }
+}
+
+fn stray(bytes: &[u8]) -> String {
+    let shown = super::matching::hex(&bounded(bytes));
+    format!("stray bytes stood on the line before the request: {shown}")
 }
 
 fn bounded(bytes: &[u8]) -> Vec<u8> {
@@ -356,13 +456,12 @@ mod hooks {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
     /// How many more bytes may go; 0: the connection breaks now, this once.
-    pub(super) fn break_after(request: &[u8], sent: usize) -> Option<usize> {
+    pub(super) fn break_after(write: bool, sent: usize) -> Option<usize> {
         static WANTED: OnceLock<Option<usize>> = OnceLock::new();
         static BROKEN: AtomicBool = AtomicBool::new(false);
         let wanted =
             WANTED.get_or_init(|| std::env::var("HOLDFAST_BREAK_WRITE").ok()?.parse().ok());
         let most = (*wanted)?;
-        let write = matches!(request.get(7), Some(5 | 6 | 15 | 16));
         if !write || BROKEN.load(SeqCst) {
             return None;
         }

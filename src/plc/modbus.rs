@@ -5,14 +5,14 @@
 
 pub use super::metered::Clock;
 
-use super::matching::hex;
-use super::metered::{Line, Meter, Tally, Wire, count};
+use super::exchange::{AbortUnlessMatched, Ask, Called, Coded, End, Proof, broken};
+use super::matching::MbapFraming;
+use super::metered::{Line, Tally, Wire, count};
 use super::plan::Span;
-use crate::core::contract::{DeviceCode, Exchange, Outcome};
-use crate::core::spec::{Address, ModbusArea, ModbusTcp};
+use crate::core::contract::DeviceCode;
+use crate::core::spec::{Address, Area, ModbusArea, ModbusTcp};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_modbus::client::{Client as _, Context};
 use tokio_modbus::{Request, Response, Slave};
@@ -26,79 +26,12 @@ pub const READ_REGISTERS_MAX: u16 = 125;
 /// Most bits in one read (6.1).
 pub const READ_BITS_MAX: u16 = 2000;
 
-const KEEPALIVE_IDLE_S: u64 = 20;
-const KEEPALIVE_INTERVAL_S: u64 = 5;
-const KEEPALIVE_PROBES: u32 = 3;
-
-/// How an exchange ended.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum End {
-    /// The values asked for, exactly as many; a bit is a word of 0 or 1.
-    Words(Vec<u16>),
-    /// The write was echoed as sent.
-    Echo,
-    /// A matching reply with this exception code.
-    Exception(u8),
-    NotSent(String),
-    PartlySent(String),
-    NoReply(String),
-}
-
-/// One exchange, with its evidence.
-#[derive(Clone, Debug)]
-pub(super) struct Called {
-    pub(super) end: End,
-    pub(super) meter: Meter,
-}
-
-impl Called {
-    pub(super) fn not_sent(why: impl Into<String>) -> Self {
-        Self {
-            end: End::NotSent(why.into()),
-            meter: Meter::default(),
-        }
-    }
-
-    /// The exchange as the core keeps it, with `outcome`.
-    pub(super) fn exchange(&self, outcome: Outcome) -> Exchange {
-        let meter = &self.meter;
-        let length = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let request_ident = match meter.request.as_slice() {
-            [high, low, _, _, _, _, unit, ..] => format!("tid=0x{high:02x}{low:02x} unit={unit}"),
-            _ => String::new(),
-        };
-        Exchange {
-            outcome,
-            bytes_sent: length(meter.sent),
-            bytes_total: length(meter.request.len()),
-            request_ident,
-            sent_at: meter.sent_at,
-            replied_at: meter.replied_at,
-            reply: meter.reply.clone(),
-        }
-    }
-}
-
 /// One connection.
 pub(super) struct Session {
     context: Context,
     line: Line,
     tally: Arc<Tally>,
     timeout: Duration,
-}
-
-/// Aborts the line unless the exchange reached a matching reply: also when its future is dropped.
-struct AbortUnlessMatched<'a> {
-    line: &'a Line,
-    matched: bool,
-}
-
-impl Drop for AbortUnlessMatched<'_> {
-    fn drop(&mut self) {
-        if !self.matched {
-            self.line.abort();
-        }
-    }
 }
 
 impl Session {
@@ -108,12 +41,8 @@ impl Session {
         clock: Clock,
         tally: Arc<Tally>,
     ) -> std::io::Result<Self> {
-        let wait = Duration::from_millis(link.timeout_ms);
-        let stream = timeout(wait, TcpStream::connect((link.host.as_str(), link.port)))
-            .await
-            .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
-        set_options(&stream, link.timeout_ms)?;
-        Ok(Self::over(Box::new(stream), link, clock, tally))
+        let wire = super::wire::tcp(&link.host, link.port, link.timeout_ms).await?;
+        Ok(Self::over(wire, link, clock, tally))
     }
 
     pub(super) fn over(
@@ -122,7 +51,8 @@ impl Session {
         clock: Clock,
         tally: Arc<Tally>,
     ) -> Self {
-        let line = Line::new(wire, link.answering_unit, clock, Arc::clone(&tally));
+        let framing = Box::new(MbapFraming::new(link.answering_unit));
+        let line = Line::new(wire, framing, clock, Arc::clone(&tally));
         Self {
             context: tokio_modbus::client::tcp::attach_slave(line.clone(), Slave(link.unit)),
             line,
@@ -142,7 +72,11 @@ impl Session {
     }
 
     /// One request, one reply, within the timeout.
-    pub(super) async fn call(&mut self, tid: u16, request: Request<'static>) -> Called {
+    pub(super) async fn call(&mut self, tid: u16, ask: &Ask) -> Called {
+        let request = match request(ask) {
+            Ok(request) => request,
+            Err(why) => return Called::not_sent(why),
+        };
         let mut guard = AbortUnlessMatched {
             line: &self.line,
             matched: false,
@@ -155,9 +89,9 @@ impl Session {
         let meter = self.line.meter();
         let end = match reply {
             Ok(Ok(Ok(response))) => ended(&request, response),
-            Ok(Ok(Err(exception))) => {
+            Ok(Ok(Err(code))) => {
                 count(&self.tally.exceptions);
-                End::Exception(exception.into())
+                End::Code(coded(code.into()))
             }
             Ok(Err(error)) => broken(&meter, error.to_string()),
             Err(_) => {
@@ -165,8 +99,12 @@ impl Session {
                 broken(&meter, format!("no reply within {:?}", self.timeout))
             }
         };
-        guard.matched = matches!(end, End::Words(_) | End::Echo | End::Exception(_));
-        Called { end, meter }
+        guard.matched = end.is_matched();
+        let ident = match meter.request.as_slice() {
+            [high, low, _, _, _, _, unit, ..] => format!("tid=0x{high:02x}{low:02x} unit={unit}"),
+            _ => String::new(),
+        };
+        Called { end, meter, ident }
     }
 }
 
@@ -174,18 +112,6 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.line.abort();
     }
-}
-
-fn set_options(stream: &TcpStream, timeout_ms: u64) -> std::io::Result<()> {
-    use rustix::net::sockopt as set;
-    let user_timeout_ms = u32::try_from(timeout_ms).unwrap_or(u32::MAX);
-    set::set_tcp_nodelay(stream, true)?;
-    set::set_tcp_user_timeout(stream, user_timeout_ms)?;
-    set::set_tcp_keepidle(stream, Duration::from_secs(KEEPALIVE_IDLE_S))?;
-    set::set_tcp_keepintvl(stream, Duration::from_secs(KEEPALIVE_INTERVAL_S))?;
-    set::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
-    set::set_socket_keepalive(stream, true)?;
-    Ok(())
 }
 
 /// The frame was compared byte by byte below; what is left is to take its values.
@@ -218,42 +144,40 @@ fn ended(request: &Request<'_>, response: Response) -> End {
     }
 }
 
-fn broken(meter: &Meter, why: String) -> End {
-    let total = meter.request.len();
-    let why = match &meter.instead {
-        Some(instead) if *instead != why => format!("{why}; {instead}"),
-        _ => why,
-    };
-    let why = match meter.reply.as_slice() {
-        [] => why,
-        bytes => format!("{why} [{}]", hex(bytes)),
-    };
-    if meter.sent == 0 {
-        End::NotSent(why)
-    } else if meter.sent < total {
-        End::PartlySent(format!("{} of {total} bytes were sent; {why}", meter.sent))
-    } else {
-        End::NoReply(why)
+/// The one frame for `ask`.
+///
+/// # Errors
+/// In plain words: no frame can.
+pub(super) fn request(ask: &Ask) -> Result<Request<'static>, String> {
+    match ask {
+        Ask::Read(span) => read_request(*span),
+        Ask::Write { start, words } => write_request(*start, words),
+        Ask::Remote(order) => Err(format!("Modbus has no remote {}", order.name())),
     }
 }
 
-/// The request that reads `span`.
-pub(super) fn read_request(span: Span) -> Request<'static> {
+fn read_request(span: Span) -> Result<Request<'static>, String> {
     let Span { area, start, count } = span;
-    match area {
+    let Area::Modbus(area) = area else {
+        return Err(format!("{span} is no place of a Modbus device"));
+    };
+    let start = u16::try_from(start).map_err(|_| format!("{span} goes past 65535"))?;
+    Ok(match area {
         ModbusArea::Coil => Request::ReadCoils(start, count),
         ModbusArea::Discrete => Request::ReadDiscreteInputs(start, count),
         ModbusArea::Input => Request::ReadInputRegisters(start, count),
         ModbusArea::Holding => Request::ReadHoldingRegisters(start, count),
-    }
+    })
 }
 
 /// The one frame that writes `words` from `start` on.
 ///
 /// # Errors
 /// In plain words: no frame can.
-pub(super) fn write_request(start: Address, words: &[u16]) -> Result<Request<'static>, String> {
-    let Address::Modbus { area, offset } = start;
+fn write_request(start: Address, words: &[u16]) -> Result<Request<'static>, String> {
+    let Address::Modbus { area, offset } = start else {
+        return Err(format!("{start} is no place of a Modbus device"));
+    };
     let max = match area {
         ModbusArea::Coil => WRITE_COILS_MAX,
         ModbusArea::Holding => WRITE_REGISTERS_MAX,
@@ -307,33 +231,27 @@ pub fn exception(code: u8) -> DeviceCode {
     }
 }
 
-/// What an exception proves about a write (SEND-04).
-#[must_use]
-pub fn write_exception(code: u8) -> Outcome {
-    match code {
-        0x01..=0x03 => Outcome::DeviceRefused(exception(code)),
-        0x05 => Outcome::DeviceAccepted,
-        0x06 => Outcome::DeviceBusy(exception(code)),
-        _ => Outcome::DeviceUnclear(exception(code)),
+/// What an exception proves (SEND-04).
+pub(super) fn coded(code: u8) -> Coded {
+    let proof = match code {
+        0x01 => Proof::Refused,
+        0x02 => Proof::RefusedPlace,
+        0x03 => Proof::RefusedLength,
+        0x05 => Proof::Accepted,
+        0x06 => Proof::Busy,
+        0x0A | 0x0B => Proof::Offline,
+        _ => Proof::Unclear,
+    };
+    Coded {
+        code: exception(code),
+        proof,
     }
-}
-
-/// What an exception proves about a read: "acknowledge" has nothing to accept.
-pub(super) fn read_exception(code: u8) -> Outcome {
-    match code {
-        0x05 => Outcome::DeviceUnclear(exception(code)),
-        _ => write_exception(code),
-    }
-}
-
-/// Whether a gateway on the way says that the unit behind it is not there (F043).
-pub(super) fn is_unit_offline(code: u8) -> bool {
-    matches!(code, 0x0A | 0x0B)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::contract::Outcome;
     use crate::core::ids::BootId;
     use crate::core::time::Now;
     use tokio::io::{AsyncReadExt, DuplexStream, duplex};
@@ -371,8 +289,11 @@ mod tests {
         )
     }
 
-    fn write_of_seven() -> Request<'static> {
-        write_request(HOLDING_16, &[1, 2, 3, 4, 5, 6, 7]).unwrap()
+    fn write_of_seven() -> Ask {
+        Ask::Write {
+            start: HOLDING_16,
+            words: vec![1, 2, 3, 4, 5, 6, 7],
+        }
     }
 
     const HOLDING_16: Address = Address::Modbus {
@@ -384,12 +305,12 @@ mod tests {
     #[tokio::test]
     async fn a_frame_cut_short_is_counted_and_never_continued() {
         let (mut session, mut far) = session(10);
-        let called = session.call(0x61, write_of_seven()).await;
+        let called = session.call(0x61, &write_of_seven()).await;
         assert_eq!((called.meter.sent, called.meter.request.len()), (10, 27));
         assert!(matches!(&called.end, End::PartlySent(why) if why.contains("10 of 27")));
         assert!(session.is_closed());
 
-        let again = session.call(0x62, write_of_seven()).await;
+        let again = session.call(0x62, &write_of_seven()).await;
         assert!(matches!(again.end, End::NotSent(_)), "{again:?}");
         let mut arrived = Vec::new();
         far.read_to_end(&mut arrived).await.unwrap();
@@ -400,13 +321,14 @@ mod tests {
     #[tokio::test]
     async fn a_dropped_future_leaves_no_frame_to_go_on_later() {
         let (mut session, mut far) = session(10);
+        let write = write_of_seven();
         tokio::select! {
             biased;
-            called = session.call(1, write_of_seven()) => panic!("ended: {called:?}"),
+            called = session.call(1, &write) => panic!("ended: {called:?}"),
             () = tokio::task::yield_now() => {}
         }
         assert!(session.is_closed());
-        let again = session.call(2, write_of_seven()).await;
+        let again = session.call(2, &write).await;
         assert!(matches!(again.end, End::NotSent(_)), "{again:?}");
         let mut arrived = Vec::new();
         far.read_to_end(&mut arrived).await.unwrap();
@@ -417,7 +339,7 @@ mod tests {
     #[test]
     fn only_01_02_03_and_06_prove_that_a_write_had_no_effect() {
         for code in 0..=255 {
-            let outcome = write_exception(code);
+            let outcome = coded(code).of_write();
             match code {
                 1..=3 => assert!(matches!(outcome, Outcome::DeviceRefused(_)), "{code}"),
                 5 => assert_eq!(outcome, Outcome::DeviceAccepted),

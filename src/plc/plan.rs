@@ -2,7 +2,9 @@
 //! May call: core spec.
 //! Never: tear a value over two requests; forget a refusal within the run.
 
-use crate::core::spec::{Address, EventKind, LinkSpec, MachineSpec, ModbusArea, Scalar, Value};
+use super::exchange::shown;
+use crate::core::contract::DeviceCode;
+use crate::core::spec::{Area, EventKind, LinkSpec, MachineSpec, Scalar, Value};
 use std::collections::BTreeMap;
 
 /// Widest gap of unasked registers that is read along to save a request.
@@ -16,13 +18,13 @@ const NS_PER_MS: u64 = 1_000_000;
 /// Never asked for yet: it has missed nothing.
 const DUE_AT_ONCE: u64 = 0;
 
-/// Neighbouring places of one table: one read request.
+/// Neighbouring places of one table or device: one read request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The table.
-    pub area: ModbusArea,
+    /// The table or device.
+    pub area: Area,
     /// First place.
-    pub start: u16,
+    pub start: u32,
     /// How many.
     pub count: u16,
 }
@@ -31,10 +33,10 @@ impl Span {
     /// The places that one value takes.
     #[must_use]
     pub fn of(at: &Scalar) -> Self {
-        let Address::Modbus { area, offset } = at.address;
+        let area = at.address.area();
         Self {
             area,
-            start: offset,
+            start: at.address.number(),
             count: if area.is_bits() {
                 1
             } else {
@@ -44,13 +46,13 @@ impl Span {
     }
 
     fn end(self) -> u32 {
-        u32::from(self.start) + u32::from(self.count)
+        self.start.saturating_add(self.count.into())
     }
 
     /// The least span over both; `None` over two tables.
     fn over(self, other: Self) -> Option<Self> {
         let start = self.start.min(other.start);
-        let count = self.end().max(other.end()) - u32::from(start);
+        let count = self.end().max(other.end()) - start;
         (self.area == other.area).then_some(Self {
             area: self.area,
             start,
@@ -62,7 +64,7 @@ impl Span {
     #[must_use]
     pub fn part<'a>(&self, at: &Scalar, words: &'a [u16]) -> Option<&'a [u16]> {
         let part = Self::of(at);
-        let from = usize::from(part.start.checked_sub(self.start)?);
+        let from = usize::try_from(part.start.checked_sub(self.start)?).ok()?;
         (part.area == self.area)
             .then(|| words.get(from..from + usize::from(part.count)))
             .flatten()
@@ -71,11 +73,7 @@ impl Span {
 
 impl std::fmt::Display for Span {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}:{}", self.area.name(), self.start)?;
-        if self.count > 1 {
-            write!(f, "..{}", self.end() - 1)?;
-        }
-        Ok(())
+        f.write_str(&self.area.range(self.start, self.count.into()))
     }
 }
 
@@ -84,6 +82,8 @@ impl std::fmt::Display for Span {
 pub struct Limits {
     /// Most registers.
     pub registers_max: u16,
+    /// Most single bits.
+    pub bits_max: u16,
     /// Widest gap that is read along.
     pub gap_max: u16,
 }
@@ -92,11 +92,22 @@ impl Limits {
     /// Those of a machine's link.
     #[must_use]
     pub fn of(link: &LinkSpec) -> Self {
-        let LinkSpec::ModbusTcp(link) = link;
+        let (registers_max, bits_max) = match link {
+            LinkSpec::ModbusTcp(link) => {
+                let most = super::modbus::READ_REGISTERS_MAX;
+                let registers = link.read_registers_max.clamp(1, most);
+                (registers, super::modbus::READ_BITS_MAX)
+            }
+            LinkSpec::ModbusRtu(link) => {
+                let most = super::modbus::READ_REGISTERS_MAX;
+                let registers = link.read_registers_max.clamp(1, most);
+                (registers, super::modbus::READ_BITS_MAX)
+            }
+            LinkSpec::Mc(link) => super::melsec::read_limits(link),
+        };
         Self {
-            registers_max: link
-                .read_registers_max
-                .clamp(1, super::modbus::READ_REGISTERS_MAX),
+            registers_max,
+            bits_max,
             gap_max: GAP_REGISTERS_MAX,
         }
     }
@@ -119,7 +130,7 @@ impl Limits {
     /// # Errors
     /// In plain words: one request cannot read `span`.
     pub(super) fn check(&self, span: Span) -> Result<(), String> {
-        let inside = span.end() <= 1 << 16 && span.count > 0;
+        let inside = span.count > 0 && span.end() - 1 <= span.area.last();
         (inside && self.holds(span)).then_some(()).ok_or_else(|| {
             format!(
                 "{span} does not fit one request of {} registers",
@@ -130,7 +141,7 @@ impl Limits {
 
     fn holds(&self, span: Span) -> bool {
         let max = if span.area.is_bits() {
-            super::modbus::READ_BITS_MAX
+            self.bits_max
         } else {
             self.registers_max
         };
@@ -146,7 +157,7 @@ pub fn merge(points: &[Scalar], limits: Limits) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::new();
     for part in parts {
         let joined = spans.last().and_then(|last| {
-            let gap = u32::from(part.start).saturating_sub(last.end());
+            let gap = part.start.saturating_sub(last.end());
             last.over(part)
                 .filter(|whole| gap <= u32::from(limits.gap_max) && limits.holds(*whole))
         });
@@ -193,13 +204,13 @@ pub struct ReadRequest {
 }
 
 /// How a step ended, as far as the plan must know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StepEnd {
     /// Values came.
     Read,
-    /// Exception 02 or 03: some place is not there, or the request is too long for the device.
-    Refused(u8),
-    /// Exception 06.
+    /// Some place is not there, or the request is too long for the device.
+    Refused(DeviceCode),
+    /// The device is busy.
     Busy,
     /// Anything else.
     Failed,
@@ -212,8 +223,8 @@ struct Block {
     /// Points that must not be parted stand in one unit.
     units: Vec<Unit>,
     busy_retries: u32,
-    /// The exception by which the device refuses this block, which cannot be split further.
-    refused: Option<u8>,
+    /// The code by which the device refuses this block, which cannot be split further.
+    refused: Option<DeviceCode>,
 }
 
 impl Block {
@@ -265,7 +276,7 @@ impl PollPlan {
             next_block: 0,
             skipped: 0,
         };
-        let mut singles: BTreeMap<(u64, ModbusArea), Vec<Unit>> = BTreeMap::new();
+        let mut singles: BTreeMap<(u64, Area), Vec<Unit>> = BTreeMap::new();
         for (poll_ms, unit) in units(spec, plan.limits) {
             if unit.in_pieces {
                 plan.add(poll_ms, DUE_AT_ONCE, vec![unit]);
@@ -326,14 +337,13 @@ impl PollPlan {
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let note = |(number, block): (&usize, &Block)| {
-            let code = super::modbus::exception(block.refused?);
+            let code = block.refused.as_ref()?;
             let spans = self.step(*number, block).spans;
             let places: Vec<String> = spans.iter().map(Span::to_string).collect();
             Some(format!(
-                "the device refuses {} with exception {:02X} ({}); check the address in the machine's file",
+                "the device refuses {} with {}; check the address in the machine's file",
                 places.join(", "),
-                code.code,
-                code.meaning
+                shown(code)
             ))
         };
         self.blocks.iter().filter_map(note).collect()
@@ -391,7 +401,7 @@ impl PollPlan {
     }
 
     /// Splits a refused block; what cannot be split is remembered, and tried again now and then.
-    fn refine(&mut self, number: usize, code: u8, now_ns: u64) -> bool {
+    fn refine(&mut self, number: usize, code: DeviceCode, now_ns: u64) -> bool {
         let limits = self.limits;
         let Some(block) = self.blocks.get_mut(&number) else {
             return true;
@@ -484,7 +494,7 @@ fn pack(mut units: Vec<Unit>, limits: Limits) -> Vec<Vec<Unit>> {
         if let Some((span, pack)) = packs.last_mut()
             && let (Some(a), Some(b)) = (*span, own)
             && let Some(whole) = a.over(b)
-            && u32::from(b.start).saturating_sub(a.end()) <= u32::from(limits.gap_max)
+            && b.start.saturating_sub(a.end()) <= u32::from(limits.gap_max)
             && limits.holds(whole)
         {
             *span = Some(whole);
@@ -499,11 +509,12 @@ fn pack(mut units: Vec<Unit>, limits: Limits) -> Vec<Vec<Unit>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::spec::{DataType, WordOrder};
+    use crate::core::spec::{Address, DataType, ModbusArea, WordOrder};
     use proptest::prelude::*;
 
     const LIMITS: Limits = Limits {
         registers_max: 125,
+        bits_max: 2000,
         gap_max: GAP_REGISTERS_MAX,
     };
 
@@ -514,7 +525,8 @@ mod tests {
             word_order: WordOrder::HighFirst,
         }
     }
-    fn span(area: ModbusArea, start: u16, count: u16) -> Span {
+    fn span(area: ModbusArea, start: u32, count: u16) -> Span {
+        let area = Area::Modbus(area);
         Span { area, start, count }
     }
 
@@ -597,7 +609,7 @@ mod tests {
                     at(ModbusArea::Holding, offset % (65535 - 4), data_type)
                 })
                 .collect();
-            let limits = Limits { registers_max, gap_max };
+            let limits = Limits { registers_max, bits_max: 2000, gap_max };
             let spans = merge(&points, limits);
             for span in &spans {
                 prop_assert!(limits.check(*span).is_ok());

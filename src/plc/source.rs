@@ -1,12 +1,12 @@
 //! Owns: when handshakes and rings are looked at, how they are read whole, and how one is acknowledged.
-//! May call: link, modbus, plan of this room.
+//! May call: link, exchange, plan of this room.
 //! Never: read an item or an entry in two halves (EVT-06); acknowledge any item but the one that is asked for.
 
+use super::exchange::{Ask, Called, End};
 use super::link::{Link, LinkError, Words};
-use super::modbus::{self, Called, End};
 use super::plan::{REFUSED_RETRY_MS, Span, merge};
 use crate::core::contract::{Presented, PresentedItem, RingReading};
-use crate::core::spec::{Address, EventKind, HandshakeSpec, MachineSpec, RingSpec, Scalar};
+use crate::core::spec::{EventKind, HandshakeSpec, MachineSpec, RingSpec, Scalar};
 use crate::core::time::NS_PER_MS;
 use std::collections::BTreeMap;
 
@@ -71,7 +71,7 @@ impl SourcePlan {
         };
         due.refused = match failed {
             Some(
-                error @ (LinkError::Exception { code: 2 | 3, .. } | LinkError::NotPossible(_)),
+                error @ (LinkError::Exception { mendable: true, .. } | LinkError::NotPossible(_)),
             ) => Some(error.to_string()),
             _ => None,
         };
@@ -154,9 +154,11 @@ impl Link {
             return Ok(false);
         }
         let bit = u16::from(item.is_some());
-        let request = modbus::write_request(handshake.ack.address, &[bit]);
-        let request = request.map_err(LinkError::NotPossible)?;
-        let called = self.call(request).await;
+        let ask = Ask::Write {
+            start: handshake.ack.address,
+            words: vec![bit],
+        };
+        let called = self.call(&ask).await;
         match called.end {
             End::Echo => Ok(true),
             _ => Err(self.error(&called, &handshake.ack.address.to_string())),
@@ -232,7 +234,6 @@ fn item_number(words: &Words, handshake: &HandshakeSpec) -> Option<u32> {
 /// The requests for entries from `first` on: none holds half an entry, and none goes past the ring's end, where
 /// the numbers go on at slot 0.
 fn ring_spans(ring: &RingSpec, first: u32, count: u16, registers_max: u16) -> Vec<Span> {
-    let Address::Modbus { area, offset } = ring.base;
     let in_one = (registers_max / ring.words.max(1)).max(1);
     let mut spans = Vec::new();
     let mut slot = (first % u32::from(ring.entries.max(1))) as u16;
@@ -243,8 +244,8 @@ fn ring_spans(ring: &RingSpec, first: u32, count: u16, registers_max: u16) -> Ve
     while left > 0 && spans.len() < RING_REQUESTS_MAX {
         let entries = left.min(in_one).min(ring.entries - slot);
         spans.push(Span {
-            area,
-            start: offset.saturating_add(slot.saturating_mul(ring.words)),
+            area: ring.base.area(),
+            start: ring.base.number() + u32::from(slot) * u32::from(ring.words),
             count: entries * ring.words,
         });
         left -= entries;
@@ -256,7 +257,7 @@ fn ring_spans(ring: &RingSpec, first: u32, count: u16, registers_max: u16) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::spec::{DataType, ModbusArea, Numbering, WordOrder};
+    use crate::core::spec::{Address, DataType, ModbusArea, Numbering, WordOrder};
 
     fn ring(entries: u16, words: u16) -> RingSpec {
         let holding = |offset| Address::Modbus {

@@ -1,7 +1,8 @@
 //! Owns: what is counted of the receiver, and its text for Prometheus.
-//! May call: core's verdicts.
+//! May call: core's verdicts, what mqtt counts.
 //! Never: label by what a stranger sends.
 
+use super::mqtt::MqttStats;
 use crate::core::outbox::Verdict;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -14,7 +15,7 @@ use std::time::Duration;
 /// Media type of [`Metrics::render`].
 pub(super) const MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-type Labels = Vec<(&'static str, String)>;
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// All of it.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(mqtt: Option<&MqttStats>) -> Self {
         let mut registry = Registry::with_prefix("holdfast_receiver");
         let events = Family::default();
         let requests = Family::default();
@@ -51,6 +52,23 @@ impl Metrics {
             "From a whole request to its commit",
             seconds.clone(),
         );
+        if let Some(mqtt) = mqtt {
+            registry.register(
+                "mqtt_received",
+                "Messages from the broker",
+                mqtt.received.clone(),
+            );
+            registry.register(
+                "mqtt_messages",
+                "Messages from the broker by what became of them",
+                mqtt.messages.clone(),
+            );
+            registry.register(
+                "mqtt_connections",
+                "Times that the subscription at the broker stood",
+                mqtt.connections.clone(),
+            );
+        }
         Self {
             registry,
             events,

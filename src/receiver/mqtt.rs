@@ -10,19 +10,22 @@
 mod intake;
 mod session;
 
+use super::metrics::{Labels, status};
+use super::pool::{Connect, Ledger};
 use crate::core::jitter::Jitter;
 use crate::core::outbox::Verdict;
 use crate::failpoint;
+use crate::upstream::Row;
 use crate::upstream::broker::Broker;
 use crate::upstream::topic::TopicTemplate;
-use crate::upstream::{Books, Row, Target, UpstreamError};
 use intake::Item;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use rumqttc::PublishOptions;
 use rumqttc::mqttbytes::QoS;
 use rumqttc::mqttbytes::v5::{Publish, PublishProperties};
 use session::Session;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -101,36 +104,32 @@ impl MqttReceiverConfig {
     }
 }
 
-/// Where the books are, as the secret's file says now.
-pub type Place = Arc<dyn Fn() -> Result<Target, String> + Send + Sync>;
-
-/// What became of messages since the start; `answered` and the like add up to `received`, but for those under way.
+/// What became of messages since the start: those with a status add up to `received`, but for those under way.
 #[derive(Debug, Default)]
 pub struct MqttStats {
-    received: AtomicU64,
-    accepted: AtomicU64,
-    duplicate: AtomicU64,
-    conflict: AtomicU64,
-    malformed: AtomicU64,
-    retry: AtomicU64,
-    connected: AtomicU64,
+    pub(super) received: Counter,
+    pub(super) messages: Family<Labels, Counter>,
+    pub(super) connections: Counter,
     state: Mutex<String>,
 }
 
 impl MqttStats {
-    /// Names and values.
+    /// Messages that came.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 7] {
-        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        [
-            ("received", value(&self.received)),
-            ("accepted", value(&self.accepted)),
-            ("duplicate", value(&self.duplicate)),
-            ("conflict", value(&self.conflict)),
-            ("malformed", value(&self.malformed)),
-            ("retry", value(&self.retry)),
-            ("connections", value(&self.connected)),
-        ]
+    pub fn received(&self) -> u64 {
+        self.received.get()
+    }
+
+    /// Messages of a status, such as `accepted`.
+    #[must_use]
+    pub fn of_status(&self, status: &str) -> u64 {
+        self.messages.get_or_create(&labels(status)).get()
+    }
+
+    /// Times that the subscription stood.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.connections.get()
     }
 
     /// `ok`, or what is wrong, in words.
@@ -147,28 +146,25 @@ impl MqttStats {
     }
 
     fn count(&self, verdict: &Verdict) {
-        let counter = match verdict {
-            Verdict::Accepted => &self.accepted,
-            Verdict::Duplicate => &self.duplicate,
-            Verdict::Conflict { .. } => &self.conflict,
-            Verdict::Malformed { .. } => &self.malformed,
-            Verdict::Retry { .. } | Verdict::Stop { .. } => &self.retry,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
+        self.messages.get_or_create(&labels(status(verdict))).inc();
     }
+}
+
+fn labels(status: &str) -> Labels {
+    vec![("status", status.to_owned())]
 }
 
 /// Receives until told to stop.
 pub async fn run(
     config: MqttReceiverConfig,
-    place: Place,
+    connect: Connect,
     stats: Arc<MqttStats>,
     mut stop: watch::Receiver<bool>,
 ) {
     let seed = u64::from(std::process::id());
     let mut receiver = Receiver {
         books: None,
-        place,
+        connect,
         stats,
         config,
         backoff: Backoff {
@@ -185,7 +181,7 @@ pub async fn run(
         let reason = match Session::open(&receiver.config).await {
             Ok(session) => {
                 broker_backoff.failures = 0;
-                receiver.stats.connected.fetch_add(1, Ordering::Relaxed);
+                receiver.stats.connections.inc();
                 receiver.stats.set_state("ok");
                 log::info!("mqtt: subscribed to {:?}", receiver.config.filter());
                 match receiver.serve(session, &mut stop).await {
@@ -221,9 +217,9 @@ impl Backoff {
 
 struct Receiver {
     config: MqttReceiverConfig,
-    place: Place,
+    connect: Connect,
     stats: Arc<MqttStats>,
-    books: Option<Books>,
+    books: Option<Box<dyn Ledger>>,
     /// For messages that nobody answers for.
     backoff: Backoff,
     batches: u64,
@@ -270,7 +266,7 @@ impl Receiver {
     }
 
     async fn gather(
-        &self,
+        &mut self,
         first: Publish,
         messages: &mut mpsc::Receiver<Publish>,
         items: &mut Vec<Item>,
@@ -278,7 +274,7 @@ impl Receiver {
         let until = Instant::now() + Duration::from_millis(self.config.gather_ms);
         let mut next = Some(first);
         while let Some(publish) = next {
-            self.stats.received.fetch_add(1, Ordering::Relaxed);
+            self.stats.received.inc();
             items.push(Item::new(
                 publish,
                 &self.config.topic,
@@ -313,11 +309,11 @@ impl Receiver {
     async fn ingest(&mut self, gateway: &str, rows: &[Row]) -> Vec<Verdict> {
         let mut books = match self.books.take().filter(|books| !books.broken()) {
             Some(books) => books,
-            None => match self.connect().await {
+            None => match (self.connect)().await {
                 Ok(books) => books,
-                Err(reason) => {
-                    log::warn!("mqtt: the books: {reason}");
-                    return vec![Verdict::retry(reason); rows.len()];
+                Err(error) => {
+                    log::warn!("mqtt: the books: {error}");
+                    return vec![Verdict::retry(error.to_string()); rows.len()];
                 }
             },
         };
@@ -330,16 +326,9 @@ impl Receiver {
         verdicts
     }
 
-    async fn connect(&self) -> Result<Books, String> {
-        let target = (self.place)()?;
-        Books::connect(&target)
-            .await
-            .map_err(|error: UpstreamError| error.to_string())
-    }
-
     /// Answers, and acknowledges to the broker; gives back what is neither, because nobody else has it.
     async fn answer(
-        &self,
+        &mut self,
         session: &Session,
         items: Vec<Item>,
         verdicts: Vec<Verdict>,

@@ -5,6 +5,7 @@
 use super::batch::{App, ingest};
 use super::gate::Gate;
 use super::metrics::{MEDIA_TYPE, Metrics};
+use super::mqtt::MqttStats;
 use super::pool::{Connect, Pool};
 use super::problem::Problem;
 use super::{Settings, TlsFiles};
@@ -61,6 +62,7 @@ pub struct Receiver {
     listener: TcpListener,
     settings: Settings,
     connect: Connect,
+    mqtt: Option<Arc<MqttStats>>,
     gate: watch::Sender<Arc<Gate>>,
     tls: watch::Sender<Option<TlsAcceptor>>,
 }
@@ -174,9 +176,15 @@ impl Receiver {
             listener,
             settings,
             connect,
+            mqtt: None,
             gate: watch::Sender::new(gate),
             tls: watch::Sender::new(tls),
         })
+    }
+
+    /// Shows what `stats` counts among its metrics.
+    pub fn show(&mut self, stats: Arc<MqttStats>) {
+        self.mqtt = Some(stats);
     }
 
     /// Where it listens, with the port that the system chose if 0 was configured.
@@ -205,7 +213,7 @@ impl Receiver {
             pool: Pool::new(self.connect, self.settings.books),
             limits,
             in_flight: Arc::new(Semaphore::new(limits.in_flight)),
-            metrics: Metrics::new(),
+            metrics: Metrics::new(self.mqtt.as_deref()),
             stopping: stop.clone(),
         });
         let ready = Arc::new(Mutex::new(None));

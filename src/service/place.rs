@@ -39,6 +39,7 @@ pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
             password_file,
             ca_file,
             client_id,
+            ack_ms,
         } => mqtt::sink(MqttSinkConfig {
             url: url.clone(),
             password_file: password_file.clone(),
@@ -49,7 +50,7 @@ pub(super) fn sink(gateway: &str, spec: &SinkSpec) -> Sink {
             gateway: gateway.to_owned(),
             topic: topic.clone(),
             ack_topic: ack_topic.clone(),
-            ack_ms: ACK_MS_DEFAULT,
+            ack_ms: ack_ms.unwrap_or(ACK_MS_DEFAULT),
         }),
         SinkKind::Postgres {
             url,

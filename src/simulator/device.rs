@@ -50,6 +50,20 @@ pub enum Cause {
         /// With what.
         parameters: Vec<u16>,
     },
+    /// A device that only MC protocol shows was written.
+    Device {
+        /// Its code in binary frames.
+        code: u8,
+        /// The first number.
+        start: u32,
+        /// What was written; a bit is 0 or 1.
+        words: Vec<u16>,
+    },
+    /// The CPU was told to run (1001), stop (1002) or pause (1003), and did.
+    Remote {
+        /// The command.
+        order: u16,
+    },
 }
 
 impl std::fmt::Display for Effect {
@@ -83,6 +97,10 @@ impl std::fmt::Display for Effect {
                     "mailbox request {request_id}: opcode {opcode} {parameters:?}"
                 )
             }
+            Cause::Device { code, start, words } => {
+                write!(f, "write device {code:02X} {start} = {words:?}")
+            }
+            Cause::Remote { order } => write!(f, "remote operation {order:04X}"),
         }
     }
 }
@@ -94,11 +112,12 @@ pub struct Seen {
     pub at: Duration,
     /// Counted from 1.
     pub connection: u64,
-    /// As in the MBAP header.
+    /// As in the MBAP header; over MC protocol the serial number.
     pub transaction: u16,
-    /// As in the MBAP header.
+    /// As in the MBAP header; over MC protocol the station.
     pub unit: u8,
-    /// Function code and data.
+    /// Function code and data; of a request over MC protocol the function that does the same, first place and
+    /// number of places.
     pub pdu: Vec<u8>,
     /// The fault that struck it.
     pub fault: Option<Act>,
@@ -207,6 +226,11 @@ impl Device {
     pub fn set_input(&self, offset: u16, value: u16) {
         self.change(|state| state.inputs[usize::from(offset)] = value);
     }
+    /// The low four bits of SD203: 0 run, 2 stop, 3 pause.
+    #[must_use]
+    pub fn operating_state(&self) -> u16 {
+        self.lock().operating
+    }
     /// A coil.
     #[must_use]
     pub fn coil(&self, offset: u16) -> bool {
@@ -284,7 +308,7 @@ impl Device {
             Cause::Write {
                 area, start, words, ..
             } => *area == table && offset >= *start && usize::from(offset - start) < words.len(),
-            Cause::Mailbox { .. } => false,
+            Cause::Mailbox { .. } | Cause::Device { .. } | Cause::Remote { .. } => false,
         };
         self.lock().ledger.iter().filter(fits).count()
     }
@@ -295,6 +319,10 @@ impl Device {
             count.make(program, pieces);
             state.scan(Instant::now());
         });
+    }
+    /// From now on nothing is made by itself; what waits is still presented.
+    pub fn stop_making(&self) {
+        self.change(|state| state.sources.stopped = true);
     }
     /// Pieces that were made, whatever the registers show.
     #[must_use]

@@ -1,8 +1,9 @@
 //! Owns: the ways in which the simulated PLC misbehaves, and what each makes of a reply.
-//! May call: spec (durations).
+//! May call: spec, mc (which bytes of a reply say what).
 //! Never: decide whether a request has an effect by anything but its own rule.
 
-use super::spec::Span;
+use super::mc;
+use super::spec::{McProgram, Span};
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -152,8 +153,11 @@ pub enum Act {
     },
     /// Applied; the reply comes byte by byte, with this gap.
     Bytewise(Span),
-    /// Not applied; this exception code.
+    /// Not applied; this exception code. Over MC protocol 1, 2 and 3 are C059, C056 and C051, any other
+    /// is an end code that no manual lists.
     Exception(u8),
+    /// Not applied; this end code of MC protocol. Over Modbus exception 04.
+    EndCode(u16),
     /// Exception 05 (acknowledge) at once, applied this much later.
     Acknowledge(Span),
     /// Applied, then FIN without a reply.
@@ -210,17 +214,17 @@ impl Outgoing {
 impl Act {
     pub(super) fn apply(&self) -> Apply {
         match self {
-            Self::Drop | Self::Exception(_) | Self::Close | Self::Reset => Apply::Never,
+            Self::Drop | Self::Exception(_) | Self::EndCode(_) | Self::Close | Self::Reset => {
+                Apply::Never
+            }
             Self::LateApply(delay) | Self::Acknowledge(delay) => Apply::Later(delay.0),
             Self::Hold(delay) => Apply::Held(delay.0),
             _ => Apply::Now,
         }
     }
 
-    /// What is sent in place of the correct `frame` (MBAP header and PDU).
-    pub(super) fn dress(&self, mut frame: Vec<u8>) -> Outgoing {
-        let function = frame[7];
-        let write = matches!(function, 5 | 6 | 15 | 16);
+    /// What is sent in place of the correct `frame`.
+    pub(super) fn dress(&self, mut frame: Vec<u8>, shape: Shape<'_>) -> Outgoing {
         let last = frame.len() - 1;
         match self {
             Self::Drop | Self::DropReply => return Outgoing::nothing(End::Open),
@@ -246,17 +250,46 @@ impl Act {
                 let at: Vec<usize> = (1..frame.len()).collect();
                 return split(&frame, &at, gap.0);
             }
+            Self::Corrupt => frame[last] = !frame[last],
+            _ => match shape {
+                Shape::Mbap => self.falsify(&mut frame),
+                Shape::Mc(port) => self.falsify_mc(&mut frame, port),
+            },
+        }
+        Outgoing::whole(frame)
+    }
+
+    /// One field of an MBAP header or PDU.
+    fn falsify(&self, frame: &mut [u8]) {
+        let function = frame[7];
+        let write = matches!(function, 5 | 6 | 15 | 16);
+        let last = frame.len() - 1;
+        match self {
             Self::WrongTransaction => frame[1] = frame[1].wrapping_add(0x40),
             Self::WrongUnit(unit) => frame[6] = *unit,
             Self::WrongFunction(code) => frame[7] = *code,
             Self::WrongEchoAddress if write => frame[9] = frame[9].wrapping_add(1),
             Self::WrongEchoValue if write => frame[last] = frame[last].wrapping_add(1),
             Self::WrongByteCount if function <= 4 => frame[8] = frame[8].wrapping_sub(2),
-            Self::Corrupt => frame[last] = !frame[last],
             _ => {}
         }
-        Outgoing::whole(frame)
     }
+
+    /// One field of a 3E or 4E reply; it echoes no command and no address.
+    fn falsify_mc(&self, frame: &mut [u8], port: &McProgram) {
+        match self {
+            Self::WrongTransaction => mc::other_serial(frame, port),
+            Self::WrongUnit(station) => mc::other_station(frame, port, *station),
+            _ => {}
+        }
+    }
+}
+
+/// What a reply looks like, so that a field of it can be falsified.
+#[derive(Clone, Copy)]
+pub(super) enum Shape<'a> {
+    Mbap,
+    Mc(&'a McProgram),
 }
 
 fn split(frame: &[u8], at: &[usize], gap: Duration) -> Outgoing {

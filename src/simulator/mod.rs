@@ -1,15 +1,19 @@
-//! Owns: a simulated PLC with faults: a Modbus TCP server, the mailbox's program, a ledger of effects.
+//! Owns: a simulated PLC with faults: a Modbus TCP server or a port of MC protocol, the mailbox's program, a ledger of effects.
 //! May call: core types.
 //! Never: share code with the gateway's side, which is tested against it.
 
+mod datagrams;
 mod device;
 mod fault;
 mod frame;
+mod incoming;
 mod mailbox;
+mod mc;
 mod server;
 mod source;
 mod spec;
 mod state;
+mod state_mc;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -21,8 +25,9 @@ pub use device::{Cause, Device, Effect, LEDGER_EFFECTS_MAX, SEEN_REQUESTS_MAX, S
 pub use fault::{ALWAYS, Act, Fault, Matching};
 pub use source::{Item, data_word};
 pub use spec::{
-    Add, Counter, DoneProgram, Handshake, Hole, InvalidSpec, MailboxProgram, Offset, Opcode, Order,
-    Pieces, Place, Points, Registers, Ring, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
+    Add, Counter, DoneProgram, Handshake, Hole, InvalidSpec, MailboxProgram, McCode, McFrameKind,
+    McProgram, Offset, Opcode, Order, Pieces, Place, Points, Registers, Ring, Rule, Run, Set,
+    SimulatorSpec, Span, TABLE_ITEMS,
 };
 
 use std::io::{self, Write};
@@ -49,20 +54,22 @@ impl Simulator {
     pub async fn start(spec: SimulatorSpec) -> io::Result<Self> {
         spec.check()
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e.to_string()))?;
-        let listener = server::open(spec.listen)?;
-        let address = listener.local_addr()?;
         let scan = spec.mailbox.as_ref().map(|mailbox| mailbox.scan.0);
         let scan = scan.filter(|scan| !scan.is_zero()).unwrap_or(SCAN_DEFAULT);
+        let (listen, udp) = (spec.listen, spec.mc.as_ref().is_some_and(|port| port.udp));
         let device = Device::new(spec);
-        let accepting = server::accept(device.clone(), listener, address);
-        let tasks = [
-            tokio::spawn(async move {
-                if let Err(error) = accepting.await {
-                    log::error!("simulator: {address} cannot be listened on again: {error}");
-                }
-            }),
-            tokio::spawn(run_program(device.clone(), scan)),
-        ];
+        let (address, serving) = if udp {
+            let socket = datagrams::open(listen)?;
+            let address = socket.local_addr()?;
+            let serving = datagrams::serve(device.clone(), socket);
+            (address, tokio::spawn(report(address, serving)))
+        } else {
+            let listener = server::open(listen)?;
+            let address = listener.local_addr()?;
+            let serving = server::accept(device.clone(), listener, address);
+            (address, tokio::spawn(report(address, serving)))
+        };
+        let tasks = [serving, tokio::spawn(run_program(device.clone(), scan))];
         Ok(Self {
             device,
             address,
@@ -94,6 +101,12 @@ impl Simulator {
 impl Drop for Simulator {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn report(address: SocketAddr, serving: impl Future<Output = io::Result<()>>) {
+    if let Err(error) = serving.await {
+        log::error!("simulator: {address} cannot be listened on again: {error}");
     }
 }
 

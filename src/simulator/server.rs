@@ -1,10 +1,11 @@
 //! Owns: the simulated PLC's socket and connections: who is let in, what is read, how replies leave.
-//! May call: device, fault, frame.
+//! May call: device, fault, incoming.
 //! Never: know what a request means.
 
 use super::device::{Device, Ending, Link};
 use super::fault::{Act, Apply, End, Outgoing};
-use super::frame::{self, Frame};
+use super::frame;
+use super::incoming::{self, Garbage, Incoming};
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use tokio::time::{sleep, sleep_until};
 /// Connections that wait to be accepted.
 const BACKLOG_CONNECTIONS: u32 = 64;
 /// Replies of one connection that wait to be written; of a peer that never reads, more are dropped.
-const REPLIES_MAX: usize = 256;
+pub(super) const REPLIES_MAX: usize = 256;
 const READ_BYTES: usize = 4096;
 /// How often the port is asked for again, and the pause between.
 const RESERVE_TRIES_MAX: usize = 500;
@@ -123,10 +124,10 @@ enum Over {
 }
 
 #[derive(Clone)]
-struct Connection {
-    device: Device,
-    number: u64,
-    generation: u64,
+pub(super) struct Connection {
+    pub(super) device: Device,
+    pub(super) number: u64,
+    pub(super) generation: u64,
 }
 
 impl Connection {
@@ -171,7 +172,8 @@ impl Connection {
         replies: mpsc::Sender<Outgoing>,
         mut link: watch::Receiver<Link>,
     ) -> Over {
-        let idle_close = self.device.lock().spec.idle_close.0;
+        let spec = self.device.lock().spec.clone();
+        let idle_close = spec.idle_close.0;
         let mut buffer = Vec::new();
         let mut bytes = [0; READ_BYTES];
         let mut freezes = link.borrow().freezes;
@@ -203,17 +205,21 @@ impl Connection {
                 continue;
             }
             loop {
-                match frame::take(&mut buffer) {
-                    Ok(Some(frame)) => self.answer(frame, &replies),
+                match incoming::take(&mut buffer, &spec) {
+                    Ok(Some(request)) => self.answer(request, &replies),
                     Ok(None) => break,
-                    Err(frame::NotModbus) => return Over::Closed,
+                    Err(Garbage::Close) => return Over::Closed,
+                    Err(Garbage::Ignore) => {
+                        buffer.clear();
+                        break;
+                    }
                 }
             }
         }
     }
 
     /// Decides what becomes of one request, and does it now or lets it happen later.
-    fn answer(&self, frame: Frame, replies: &mpsc::Sender<Outgoing>) {
+    pub(super) fn answer(&self, frame: Incoming, replies: &mpsc::Sender<Outgoing>) {
         let act = self
             .device
             .change(|state| state.arrive(self.number, &frame, Instant::now()));
@@ -226,16 +232,16 @@ impl Connection {
         match act.apply() {
             Apply::Now => {
                 if let Some(reply) = self.apply(&frame, true) {
-                    send(replies.clone(), act.dress(reply));
+                    send(replies.clone(), frame.dress(&act, reply));
                 }
             }
             Apply::Never => {
-                let code = if let Act::Exception(code) = act {
-                    code
-                } else {
-                    0
+                let reply = match act {
+                    Act::Exception(code) => frame.exception(code),
+                    Act::EndCode(code) => frame.end_code(code),
+                    _ => frame.exception(0),
                 };
-                send(replies.clone(), act.dress(frame.exception(code)));
+                send(replies.clone(), frame.dress(&act, reply));
             }
             Apply::Later(delay) => {
                 if let Act::Acknowledge(_) = act {
@@ -257,7 +263,7 @@ impl Connection {
 
     fn later(
         self,
-        frame: Frame,
+        frame: Incoming,
         delay: Duration,
         only_if_open: bool,
         replies: Option<mpsc::Sender<Outgoing>>,
@@ -275,21 +281,13 @@ impl Connection {
     }
 
     /// Carries the request out; `None`: its connection ended before, so nothing happened.
-    fn apply(&self, frame: &Frame, only_if_open: bool) -> Option<Vec<u8>> {
+    fn apply(&self, frame: &Incoming, only_if_open: bool) -> Option<Vec<u8>> {
         let link = self.device.link();
         self.device.change(|state| {
             if only_if_open && link.borrow().generation != self.generation {
                 return None;
             }
-            if frame.unit != state.spec.unit {
-                return Some(frame.exception(frame::TARGET_FAILED));
-            }
-            Some(
-                match state.execute(self.number, &frame.pdu, Instant::now()) {
-                    Ok(pdu) => frame.reply(&pdu),
-                    Err(code) => frame.exception(code),
-                },
-            )
+            Some(frame.execute(state, self.number, Instant::now()))
         })
     }
 }

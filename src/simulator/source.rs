@@ -35,6 +35,8 @@ pub(super) struct Sources {
     pub(super) pieces: Vec<(Pieces, PiecesState)>,
     pub(super) handshakes: Vec<(Handshake, ItemsState)>,
     pub(super) rings: Vec<(Ring, ItemsState)>,
+    /// Nothing is made by itself any more.
+    pub(super) stopped: bool,
 }
 
 /// A production counter.
@@ -71,10 +73,10 @@ impl ItemsState {
         }
     }
 
-    fn come_due(&mut self, every: Span, now: Instant) {
+    fn come_due(&mut self, every: Span, stopped: bool, now: Instant) {
         while !every.0.is_zero() && now >= self.due {
             self.due += every.0;
-            self.waiting += 1;
+            self.waiting += u64::from(!stopped);
         }
     }
 
@@ -110,6 +112,7 @@ impl Sources {
             handshakes: handshakes
                 .map(|p| (*p, items(p.every, p.numbers_from)))
                 .collect(),
+            stopped: false,
             rings: rings
                 .map(|p| (*p, items(p.every, p.numbers_from)))
                 .collect(),
@@ -117,19 +120,22 @@ impl Sources {
     }
 
     pub(super) fn scan(&mut self, tables: &mut impl Tables, now: Instant) {
+        let stopped = self.stopped;
         for (program, state) in &mut self.pieces {
             while !program.every.0.is_zero() && now >= state.due {
                 state.due += program.every.0;
-                state.make(program, program.by);
+                if !stopped {
+                    state.make(program, program.by);
+                }
             }
             program.show(tables, state.count);
         }
         for (program, state) in &mut self.handshakes {
-            state.come_due(program.every, now);
+            state.come_due(program.every, stopped, now);
             program.scan(tables, state);
         }
         for (program, state) in &mut self.rings {
-            state.come_due(program.every, now);
+            state.come_due(program.every, stopped, now);
             program.scan(tables, state);
         }
     }

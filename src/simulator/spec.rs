@@ -28,8 +28,10 @@ pub struct SimulatorSpec {
     pub slot_timeout: Span,
     /// A connection without a request for this long is closed with FIN (F081); zero: never.
     pub idle_close: Span,
-    /// More registers in one read are answered with exception 02 (F049).
+    /// More registers in one read are answered with exception 02 (F049); over MC protocol see [`McProgram`].
     pub read_registers_max: u16,
+    /// Speaks MC protocol in place of Modbus TCP.
+    pub mc: Option<McProgram>,
     /// Initial values.
     pub registers: Registers,
     /// Addresses that do not exist: reading or writing one is exception 02.
@@ -69,6 +71,7 @@ impl Default for SimulatorSpec {
             slot_timeout: Span::ZERO,
             idle_close: Span::ZERO,
             read_registers_max: 125,
+            mc: None,
             registers: Registers::default(),
             holes: Vec::new(),
             points: Points::default(),
@@ -153,6 +156,11 @@ impl SimulatorSpec {
         }
     }
 
+    /// Most words in one read over MC protocol.
+    pub(super) fn read_words_max(&self) -> u32 {
+        self.mc.as_ref().map_or(960, |mc| mc.read_words_max.into())
+    }
+
     fn check_sources(&self) -> Result<(), InvalidSpec> {
         let wrong = |text: String| Err(InvalidSpec::Value(text));
         if let Some(pieces) = self.pieces.iter().find(|p| !matches!(p.words, 1 | 2 | 4)) {
@@ -235,6 +243,62 @@ impl SimulatorSpec {
         }
         places
     }
+}
+
+/// A CPU's port that speaks MC protocol. D shows the holding registers, M the coils, W the input registers,
+/// X the discrete inputs; every other device has values of its own.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct McProgram {
+    /// 3E or 4E.
+    pub frame: McFrameKind,
+    /// How frames are coded; a request in the other code gets no answer.
+    pub code: McCode,
+    /// Datagrams in place of connections.
+    pub udp: bool,
+    /// More words in one read are answered with C051.
+    pub read_words_max: u16,
+    /// What 0101 says.
+    pub model: String,
+    /// The code beside it.
+    pub model_code: u16,
+    /// The switch is on STOP: remote RUN and PAUSE are answered and have no effect.
+    pub switch_stop: bool,
+}
+
+impl Default for McProgram {
+    fn default() -> Self {
+        Self {
+            frame: McFrameKind::E3,
+            code: McCode::Binary,
+            udp: false,
+            read_words_max: 960,
+            model: "Q06UDVCPU".into(),
+            model_code: 0x0368,
+            switch_stop: false,
+        }
+    }
+}
+
+/// Which frame a port takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum McFrameKind {
+    /// Without a serial number.
+    #[serde(rename = "3e")]
+    E3,
+    /// With one.
+    #[serde(rename = "4e")]
+    E4,
+}
+
+/// How frames are coded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum McCode {
+    /// Bytes.
+    Binary,
+    /// Hexadecimal digits.
+    Ascii,
 }
 
 /// `area:offset`, zero-based.

@@ -5,11 +5,12 @@
 use super::device::{Cause, Effect, LEDGER_EFFECTS_MAX, SEEN_REQUESTS_MAX, Seen};
 use super::fault::{Act, Fault, Traits};
 use super::frame::{self, Request};
+use super::incoming::Incoming;
 use super::mailbox::{COMMAND_WORDS, COMMIT_WORD, Job, Machine, Mailbox};
 use super::source::{Sources, Tables};
 use super::spec::{Add, DoneProgram, MailboxProgram, Place, SimulatorSpec, TABLE_ITEMS};
 use crate::core::spec::ModbusArea;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 pub(super) struct Slot {
@@ -34,6 +35,10 @@ pub(super) struct State {
     counters_due: Vec<Instant>,
     pub(super) sources: Sources,
     pub(super) boots: u32,
+    /// The low four bits of SD203.
+    pub(super) operating: u16,
+    /// Devices that only MC protocol shows, by code and number.
+    pub(super) extra: BTreeMap<(u8, u32), u16>,
     pub(super) connections: u64,
     last_writer: u64,
     pub(super) slots: Vec<Slot>,
@@ -64,6 +69,8 @@ impl State {
                 .collect(),
             sources: Sources::new(&spec, now),
             boots: 1,
+            operating: super::state_mc::RUN,
+            extra: BTreeMap::new(),
             connections: 0,
             last_writer: 0,
             slots: Vec::new(),
@@ -171,12 +178,13 @@ impl State {
     pub(super) fn arrive(
         &mut self,
         connection: u64,
-        frame: &frame::Frame,
+        incoming: &Incoming,
         now: Instant,
     ) -> Option<Act> {
+        let pdu = incoming.pdu();
         let traits = Traits {
-            function: frame.pdu[0],
-            commit: self.is_commit(&frame.pdu),
+            function: pdu[0],
+            commit: incoming.writes().is_some_and(|w| self.is_commit(w)),
         };
         let fault = self
             .faults
@@ -186,25 +194,22 @@ impl State {
         if self.seen.len() == SEEN_REQUESTS_MAX {
             self.seen.pop_front();
         }
+        let (transaction, unit) = incoming.ident();
         self.seen.push_back(Seen {
             at: now.duration_since(self.started),
             connection,
-            transaction: u16::from_be_bytes(frame.transaction),
-            unit: frame.unit,
-            pdu: frame.pdu.clone(),
+            transaction,
+            unit,
+            pdu,
             fault: fault.clone(),
         });
         fault
     }
-    fn is_commit(&self, pdu: &[u8]) -> bool {
-        let Some(mailbox) = &self.spec.mailbox else {
-            return false;
-        };
-        let Ok(Request::WriteWords { start, words }) = frame::parse(pdu) else {
-            return false;
-        };
-        let commit = usize::from(mailbox.command.offset) + COMMIT_WORD;
-        (usize::from(start)..usize::from(start) + words.len()).contains(&commit)
+    /// Whether these holding registers cover the mailbox's commit word.
+    fn is_commit(&self, written: std::ops::Range<usize>) -> bool {
+        self.spec.mailbox.as_ref().is_some_and(|mailbox| {
+            written.contains(&(usize::from(mailbox.command.offset) + COMMIT_WORD))
+        })
     }
 
     /// Carries out one request; the reply's PDU, or the exception code.
@@ -241,7 +246,7 @@ impl State {
             }
         }
     }
-    fn in_hole(&self, area: ModbusArea, start: u16, count: u16) -> bool {
+    pub(super) fn in_hole(&self, area: ModbusArea, start: u16, count: u16) -> bool {
         let (start, end) = (u32::from(start), u32::from(start) + u32::from(count));
         self.spec.holes.iter().any(|hole| {
             let first = u32::from(hole.at.offset);
@@ -249,7 +254,7 @@ impl State {
         })
     }
 
-    fn wrote(
+    pub(super) fn wrote(
         &mut self,
         connection: u64,
         function: u8,
@@ -328,7 +333,7 @@ impl State {
             *word = word.wrapping_add(step.by);
         }
     }
-    fn effect(&mut self, connection: u64, cause: Cause, now: Instant) {
+    pub(super) fn effect(&mut self, connection: u64, cause: Cause, now: Instant) {
         self.effects += 1;
         if self.ledger.len() < LEDGER_EFFECTS_MAX {
             self.ledger.push(Effect {
@@ -341,6 +346,9 @@ impl State {
 
     /// One scan of the PLC's program: counters, completion reports, mailbox.
     pub(super) fn scan(&mut self, now: Instant) {
+        if self.operating != super::state_mc::RUN {
+            return;
+        }
         for index in 0..self.spec.counters.len() {
             let counter = self.spec.counters[index];
             if !counter.every.0.is_zero() && now >= self.counters_due[index] {
@@ -413,6 +421,7 @@ impl State {
 
     pub(super) fn reboot(&mut self, now: Instant) {
         self.boots = self.boots.wrapping_add(1);
+        self.operating = super::state_mc::RUN;
         self.done.clear();
         if let Some(mailbox) = &mut self.mailbox {
             mailbox.reboot(now);

@@ -204,15 +204,16 @@ SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
-  n      int := coalesce(cardinality(p_sequence), 0);
-  won    int[];
-  is_won boolean[];
-  st     text[];
-  co     text[];
-  de     text[];
-  ke     text[];
-  o      int;
-  r      record;
+  n       int := coalesce(cardinality(p_sequence), 0);
+  won     int[];
+  again   int[];
+  is_done boolean[];
+  st      text[];  -- by place: status, code, detail, what is kept
+  co      text[];
+  de      text[];
+  ke      text[];
+  o       int;
+  r       record;
 BEGIN
   IF p_gateway IS NULL OR p_gateway = '' OR p_batch IS NULL OR p_failed IS NULL OR p_failed < 0 THEN
     RAISE EXCEPTION 'ingest: gateway, batch or failed is missing' USING ERRCODE = 'datatype_mismatch';
@@ -255,46 +256,53 @@ BEGIN
     RETURN;
   END IF;
 
-  is_won := array_fill(false, ARRAY[n]);
-  FOREACH o IN ARRAY won LOOP is_won[o] := true; END LOOP;
-  st := array_fill('accepted'::text, ARRAY[n]);
-  co := array_fill(NULL::text, ARRAY[n]); de := co; ke := co;
+  st := array_fill(NULL::text, ARRAY[n]); co := st; de := st; ke := st;
+  is_done := array_fill(false, ARRAY[n]);
+  FOREACH o IN ARRAY won LOOP is_done[o] := true; st[o] := 'accepted'; END LOOP;
+  -- A resend is mostly duplicates. An equal digest is equal content, so what was sound then is sound now.
+  SELECT coalesce(array_agg(i.o::int), '{}') INTO again
+  FROM unnest(p_source, p_epoch, p_sequence, p_digest, p_code) WITH ORDINALITY AS i(source, epoch, sequence, digest, given, o)
+  JOIN event e ON e.source = i.source AND e.epoch = i.epoch AND e.sequence = i.sequence
+  WHERE NOT is_done[i.o] AND e.digest = i.digest AND i.given IS NULL;
+  FOREACH o IN ARRAY again LOOP is_done[o] := true; st[o] := 'duplicate'; END LOOP;
 
-  FOR r IN
-    SELECT q.*, CASE WHEN q.code IS NOT NULL OR q.kept_digest <> q.digest THEN
-      shown(q.source, q.epoch, q.sequence, q.type, q.schema, q.time_us, q.quality, q.qty, q.body, q.digest, q.clock) END AS came
-    FROM (
-      SELECT i.*, e.digest AS kept_digest,
-        coalesce(i.given, defect(i.source, i.epoch, i.sequence, i.type, i.schema, i.time_us, i.quality, i.qty, i.body, i.digest)) AS code
-      FROM unnest(p_source, p_epoch, p_sequence, p_type, p_schema, p_time_us, p_quality, p_qty, p_body, p_clock, p_digest, p_item, p_code, p_detail)
-        WITH ORDINALITY AS i(source, epoch, sequence, type, schema, time_us, quality, qty, body, clock, digest, item, given, given_detail, o)
-      LEFT JOIN event e ON e.source = i.source AND e.epoch = i.epoch AND e.sequence = i.sequence
-      WHERE NOT is_won[i.o]) q
-    ORDER BY q.source COLLATE "C", q.epoch, q.sequence, q.digest, q.o
-  LOOP
-    IF r.code IS NOT NULL THEN
-      st[r.o] := 'malformed'; co[r.o] := r.code; de[r.o] := coalesce(r.given_detail, defect_text(r.code));
-      INSERT INTO dead_letter AS x (gateway, item_digest, code, detail, item, batch)
-      SELECT p_gateway, sha256(m.item), r.code, de[r.o], m.item, p_batch
-      FROM (SELECT coalesce(r.item, convert_to(r.came, 'UTF8')) AS item) m
-      ON CONFLICT (gateway, item_digest, code) DO UPDATE SET times = x.times + 1, last_seen = clock_timestamp();
-    ELSIF r.kept_digest IS NULL THEN
-      -- Who held the key has taken it back: the same delivery will be taken next time.
-      st[r.o] := 'retry'; co[r.o] := 'key_released'; de[r.o] := 'a rival that held the key was rolled back';
-    ELSIF r.kept_digest = r.digest THEN
-      st[r.o] := 'duplicate';
-    ELSE
-      ke[r.o] := (
-        SELECT CASE WHEN coalesce(v.body, a.body) IS NULL THEN left(c.content, -1) || ',"content":"archived elsewhere"}' ELSE c.content END
-        FROM event v LEFT JOIN event_archive a ON a.source = v.source AND a.epoch = v.epoch AND a.sequence = v.sequence,
-          shown(v.source, v.epoch, v.sequence, v.type, v.schema, v.time_us, v.quality, v.qty, coalesce(v.body, a.body), v.digest, coalesce(v.clock, a.clock)) AS c(content)
-        WHERE v.source = r.source AND v.epoch = r.epoch AND v.sequence = r.sequence);
-      st[r.o] := 'conflict'; co[r.o] := 'other_content'; de[r.o] := 'the key is taken by other content';
-      INSERT INTO conflict AS x (source, epoch, sequence, digest, gateway, batch, came, kept, kept_digest)
-      VALUES (r.source, r.epoch, r.sequence, r.digest, p_gateway, p_batch, r.came, ke[r.o], r.kept_digest)
-      ON CONFLICT (source, epoch, sequence, digest) DO UPDATE SET times = x.times + 1, last_seen = clock_timestamp();
-    END IF;
-  END LOOP;
+  IF cardinality(won) + cardinality(again) < n THEN
+    FOR r IN
+      SELECT q.*, CASE WHEN q.code IS NOT NULL OR q.kept_digest <> q.digest THEN
+        shown(q.source, q.epoch, q.sequence, q.type, q.schema, q.time_us, q.quality, q.qty, q.body, q.digest, q.clock) END AS came
+      FROM (
+        SELECT i.*, e.digest AS kept_digest,
+          coalesce(i.given, defect(i.source, i.epoch, i.sequence, i.type, i.schema, i.time_us, i.quality, i.qty, i.body, i.digest)) AS code
+        FROM unnest(p_source, p_epoch, p_sequence, p_type, p_schema, p_time_us, p_quality, p_qty, p_body, p_clock, p_digest, p_item, p_code, p_detail)
+          WITH ORDINALITY AS i(source, epoch, sequence, type, schema, time_us, quality, qty, body, clock, digest, item, given, given_detail, o)
+        LEFT JOIN event e ON e.source = i.source AND e.epoch = i.epoch AND e.sequence = i.sequence
+        WHERE NOT is_done[i.o]) q
+      ORDER BY q.source COLLATE "C", q.epoch, q.sequence, q.digest, q.o
+    LOOP
+      IF r.code IS NOT NULL THEN
+        st[r.o] := 'malformed'; co[r.o] := r.code; de[r.o] := coalesce(r.given_detail, defect_text(r.code));
+        INSERT INTO dead_letter AS x (gateway, item_digest, code, detail, item, batch)
+        SELECT p_gateway, sha256(m.item), r.code, de[r.o], m.item, p_batch
+        FROM (SELECT coalesce(r.item, convert_to(r.came, 'UTF8')) AS item) m
+        ON CONFLICT (gateway, item_digest, code) DO UPDATE SET times = x.times + 1, last_seen = clock_timestamp();
+      ELSIF r.kept_digest IS NULL THEN
+        -- Who held the key has taken it back: the same delivery will be taken next time.
+        st[r.o] := 'retry'; co[r.o] := 'key_released'; de[r.o] := 'a rival that held the key was rolled back';
+      ELSIF r.kept_digest = r.digest THEN
+        st[r.o] := 'duplicate';  -- committed between the two questions
+      ELSE
+        ke[r.o] := (
+          SELECT CASE WHEN coalesce(v.body, a.body) IS NULL THEN left(c.content, -1) || ',"content":"archived elsewhere"}' ELSE c.content END
+          FROM event v LEFT JOIN event_archive a ON a.source = v.source AND a.epoch = v.epoch AND a.sequence = v.sequence,
+            shown(v.source, v.epoch, v.sequence, v.type, v.schema, v.time_us, v.quality, v.qty, coalesce(v.body, a.body), v.digest, coalesce(v.clock, a.clock)) AS c(content)
+          WHERE v.source = r.source AND v.epoch = r.epoch AND v.sequence = r.sequence);
+        st[r.o] := 'conflict'; co[r.o] := 'other_content'; de[r.o] := 'the key is taken by other content';
+        INSERT INTO conflict AS x (source, epoch, sequence, digest, gateway, batch, came, kept, kept_digest)
+        VALUES (r.source, r.epoch, r.sequence, r.digest, p_gateway, p_batch, r.came, ke[r.o], r.kept_digest)
+        ON CONFLICT (source, epoch, sequence, digest) DO UPDATE SET times = x.times + 1, last_seen = clock_timestamp();
+      END IF;
+    END LOOP;
+  END IF;
 
   INSERT INTO delivery AS x (gateway, source, received, accepted, duplicate, conflict, malformed, failed)
   SELECT p_gateway, s.source, sum(n), coalesce(sum(n) FILTER (WHERE s.st = 'accepted'), 0), coalesce(sum(n) FILTER (WHERE s.st = 'duplicate'), 0),

@@ -3,11 +3,11 @@
 //! Never: accept a guess.
 
 use crate::server::{
-    Act, Server, TIMEOUT_MS, asked, connected, counter, echo, exception, holding, registers, reply,
-    scalar, spec,
+    Act, Server, TIMEOUT_MS, asked, connected, counter, echo, exception, holding, modbus_link,
+    registers, reply, scalar, spec,
 };
 use holdfast::core::contract::{Exchange, Job, Outcome, Reply};
-use holdfast::core::spec::{DataType, LinkSpec};
+use holdfast::core::spec::DataType;
 use holdfast::plc::link::{Link, LinkError};
 use std::sync::{Arc, Mutex};
 
@@ -156,7 +156,7 @@ async fn a_reply_from_another_unit_is_named_and_not_taken() {
 
     // The option is for the device that is known to do so.
     let mut spec = spec(server.port);
-    let LinkSpec::ModbusTcp(modbus) = &mut spec.link;
+    let modbus = modbus_link(&mut spec);
     modbus.answering_unit = Some(1);
     let mut link = connected(&spec).await;
     assert_eq!(ints(&link.run(&four()).await), [1, 2, 3, 4]);
@@ -352,7 +352,7 @@ async fn a_silent_device_is_tried_often_and_one_that_refuses_is_left_in_peace() 
     let mute = Server::start(|_| vec![]).await;
     let mut spec = spec(mute.port);
     spec.gate.identity = None;
-    let LinkSpec::ModbusTcp(modbus) = &mut spec.link;
+    let modbus = modbus_link(&mut spec);
     (
         modbus.timeout_ms,
         modbus.reconnect_ms_min,
@@ -360,7 +360,7 @@ async fn a_silent_device_is_tried_often_and_one_that_refuses_is_left_in_peace() 
     ) = (20, 1_000, 60_000);
     let mut silent = Link::new(&spec, crate::server::clock());
     let full = Server::start(|_| vec![Act::Fin]).await;
-    let LinkSpec::ModbusTcp(modbus) = &mut spec.link;
+    let modbus = modbus_link(&mut spec);
     (modbus.port, modbus.timeout_ms) = (full.port, 2_000);
     let mut refusing = Link::new(&spec, crate::server::clock());
     for _ in 0..8 {

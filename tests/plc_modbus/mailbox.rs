@@ -2,12 +2,14 @@
 //! May call: the scripted server.
 //! Never: let an effect happen that the outcome does not allow.
 
-use crate::server::{Act, Server, asked, connected, echo, exception, holding, registers, spec};
+use crate::server::{
+    Act, Server, asked, connected, echo, exception, holding, modbus_link, registers, spec,
+};
 use holdfast::core::contract::{
     Exchange, Job, MailboxEcho, MailboxRequest, Outcome, Probe, ProbeAnswer, Reply,
 };
 use holdfast::core::mailbox::{COMMAND_WORDS, STATUS_WORDS, Verdict, crc16, judge};
-use holdfast::core::spec::{LinkSpec, MachineSpec, MailboxSpec, Quality, WordOrder};
+use holdfast::core::spec::{MachineSpec, MailboxSpec, Quality, WordOrder};
 use std::sync::{Arc, Mutex};
 
 const COMMAND: u16 = 300;
@@ -338,7 +340,7 @@ async fn a_probe_and_the_gate_read_both_blocks_and_write_nothing() {
 async fn a_device_that_reads_few_registers_at_a_time_gives_its_blocks_in_parts() {
     let (server, plc) = plc(Manner::Prompt).await;
     let mut spec = machine(server.port);
-    let LinkSpec::ModbusTcp(modbus) = &mut spec.link;
+    let modbus = modbus_link(&mut spec);
     modbus.read_registers_max = 10;
     let mut link = connected(&spec).await;
     assert_eq!(link.run(&job(0x0001_0007)).await.outcome, record(0, 1));

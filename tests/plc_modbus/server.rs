@@ -232,3 +232,11 @@ pub(crate) fn counter(link: &Link, name: &str) -> u64 {
     let found = link.counters().into_iter().find(|(n, _)| n == name);
     found.unwrap().1
 }
+
+/// The link of a machine that speaks Modbus TCP.
+pub(crate) fn modbus_link(spec: &mut MachineSpec) -> &mut ModbusTcp {
+    match &mut spec.link {
+        LinkSpec::ModbusTcp(link) => link,
+        other => panic!("{other:?}"),
+    }
+}

@@ -21,14 +21,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-const TOPIC: &str = "plant/{gateway}/events";
-const ACKS: &str = "plant/{gateway}/acks";
+pub(crate) const TOPIC: &str = "plant/{gateway}/events";
+pub(crate) const ACKS: &str = "plant/{gateway}/acks";
 /// Silence after which these tests' batches are given up, in milliseconds.
 const SHORT_MS: u64 = 400;
 /// ... where answers are expected.
-const LONG_MS: u64 = 20_000;
+pub(crate) const LONG_MS: u64 = 20_000;
 
-fn config(broker: &Mosquitto, ack_ms: u64) -> MqttSinkConfig {
+pub(crate) fn config(broker: &Mosquitto, ack_ms: u64) -> MqttSinkConfig {
     MqttSinkConfig {
         url: broker.url(),
         password_file: None,
@@ -41,7 +41,7 @@ fn config(broker: &Mosquitto, ack_ms: u64) -> MqttSinkConfig {
     }
 }
 
-fn event(n: u64, body: &str) -> (Position, EventRecord) {
+pub(crate) fn event(n: u64, body: &str) -> (Position, EventRecord) {
     let event = EventRecord {
         key: EventKey {
             source: "press-1".into(),
@@ -65,7 +65,7 @@ fn events(count: u64) -> Vec<(Position, EventRecord)> {
     (1..=count).map(|n| event(n, "{}")).collect()
 }
 
-async fn deliver(sink: &mut Sink, batch: &[(Position, EventRecord)]) -> Vec<Verdict> {
+pub(crate) async fn deliver(sink: &mut Sink, batch: &[(Position, EventRecord)]) -> Vec<Verdict> {
     let verdicts = sink.lanes[0].deliver(batch).await;
     assert_eq!(verdicts.len(), batch.len());
     verdicts
@@ -593,6 +593,9 @@ async fn over_tls_only_the_right_authority_is_believed() {
     assert_eq!(good, vec![Verdict::Accepted; 2], "{}", broker.log());
     for (host, ca) in [("localhost", "other.pem"), ("127.0.0.1", "ca.pem")] {
         let verdicts = deliver(&mut sink(with(host, ca)), &events(1)).await;
-        assert!(reason(&verdicts[0]).contains("certificate"), "{verdicts:?}");
+        let Verdict::Stop { reason } = &verdicts[0] else {
+            panic!("{verdicts:?}")
+        };
+        assert!(reason.contains("certificate"), "{reason}");
     }
 }

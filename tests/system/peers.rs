@@ -432,7 +432,7 @@ async fn the_simulator_is_a_fair_peer_to_a_client_nobody_here_wrote() {
                 words,
                 ..
             } => (function, start, words),
-            Cause::Mailbox { .. } => panic!("no mailbox command was given"),
+            other => panic!("no such command was given: {other:?}"),
         })
         .collect();
     assert_eq!(written, [(6, 100, vec![50]), (16, 102, vec![1, 4464])]);

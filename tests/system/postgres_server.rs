@@ -201,11 +201,18 @@ impl PostgresServer {
         if let Some(mut child) = self.process.lock().unwrap().take() {
             let parent = pid(child.id());
             let _ = kill_process(parent, Signal::STOP);
-            for backend in children_of(child.id()) {
-                let _ = kill_process(pid(backend), Signal::KILL);
+            let backends = children_of(child.id());
+            for backend in &backends {
+                let _ = kill_process(pid(*backend), Signal::KILL);
             }
             let _ = child.kill();
             let _ = child.wait();
+            // They hold the cluster's shared memory until they are gone.
+            let deadline = Instant::now() + Duration::from_millis(START_MS_MAX);
+            while backends.iter().any(|backend| is_alive(*backend)) {
+                assert!(Instant::now() < deadline, "a backend outlives SIGKILL");
+                std::thread::sleep(Duration::from_millis(2));
+            }
         }
     }
 
@@ -386,13 +393,25 @@ fn children_of(parent: u32) -> Vec<u32> {
         .collect()
 }
 
+/// Not gone, and not a zombie that nobody has waited for yet.
+fn is_alive(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let state = stat
+        .rsplit_once(')')
+        .and_then(|(_, rest)| rest.split_whitespace().next());
+    !matches!(state, None | Some("Z" | "X"))
+}
+
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
+/// The end of it.
 fn log_of(dir: &Path) -> String {
-    fs::read_to_string(dir.join("log")).unwrap_or_default()
+    let log = fs::read_to_string(dir.join("log")).unwrap_or_default();
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
 /// Everybody may go through it; what is in it belongs to the servers' user.
@@ -459,7 +478,7 @@ fn run(command: &mut Command) {
 
 /// A cluster that was never started, with certificates; made once and then copied. fsync stays on.
 fn template(version: Version, base: &Path) -> PathBuf {
-    let ready = base.join(format!("template-{}-1", version.number()));
+    let ready = base.join(format!("template-{}-2", version.number()));
     let lock = fs::File::create(base.join("lock")).unwrap();
     lock.lock().unwrap();
     if ready.exists() {
@@ -484,7 +503,7 @@ fn template(version: Version, base: &Path) -> PathBuf {
         ]));
     let mut settings = String::from(
         "listen_addresses = '127.0.0.1'\nmax_connections = 60\nshared_buffers = '32MB'\nautovacuum_naptime = '1h'\n\
-         log_min_messages = warning\ndynamic_shared_memory_type = mmap\nmax_wal_size = '256MB'\n",
+         log_min_messages = warning\nlog_min_error_statement = panic\nlog_error_verbosity = terse\ndynamic_shared_memory_type = mmap\nmax_wal_size = '256MB'\n",
     );
     if version == Version::V15 {
         certificates(&making);

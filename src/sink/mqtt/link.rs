@@ -3,15 +3,16 @@
 //! Never: connect a second time: what a client holds goes with its connection, so that nothing is sent
 //! later that was reported as not sent (F117: packet ids and sessions are no memory of ours).
 
+use super::super::tls;
 use super::MqttSinkConfig;
-use super::waiting::Waiting;
+use super::waiting::{Heard, Waiting};
 use crate::core::outbox::{BATCH_EVENTS_MAX, Verdict};
 use rumqttc::mqttbytes::v5::{
     ConnAck, ConnectReturnCode, DisconnectReasonCode, Packet, Publish, RetainForwardRule,
     SubscribeFilter, SubscribeReasonCode,
 };
 use rumqttc::mqttbytes::{Error as WireError, QoS};
-use rumqttc::{AsyncClient, ConnectionError, Event, EventLoop, StateError};
+use rumqttc::{AsyncClient, ConnectionError, Event, EventLoop, StateError, TlsError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -61,7 +62,7 @@ struct Shared {
     connected: Option<Box<ConnAck>>,
     ended: Option<End>,
     waiting: Option<Waiting>,
-    /// Acknowledgements that came.
+    /// Acknowledgements that decided on an event.
     heard: u64,
 }
 
@@ -195,7 +196,7 @@ impl Link {
         self.wire.lock().waiting.as_mut().map(f).unwrap_or_default()
     }
 
-    /// How many acknowledgements came so far: progress.
+    /// How many acknowledgements decided on an event so far: progress.
     pub(super) fn heard(&self) -> u64 {
         self.wire.lock().heard
     }
@@ -228,10 +229,10 @@ fn take(wire: &Wire, publish: &Publish) {
         .as_ref()
         .and_then(|p| p.correlation_data.as_deref());
     let mut shared = wire.lock();
-    shared.heard += 1;
     // Late answers to a batch that was given up name nothing under way; its events are sent again.
     if let Some(waiting) = &mut shared.waiting {
-        waiting.heard(correlation, &publish.payload, publish.retain);
+        let heard = waiting.heard(correlation, &publish.payload, publish.retain);
+        shared.heard += u64::from(heard == Heard::Decided);
     }
 }
 
@@ -260,6 +261,13 @@ fn end_of(error: &ConnectionError) -> End {
             StateError::OutgoingPacketTooLarge { .. }
             | StateError::Deserialization(WireError::InvalidConnectReturnCode(PUBACK_TOO_LARGE)),
         ) => End::TooLarge("the broker does not take a packet of this size".into()),
+        ConnectionError::Tls(error) => {
+            let what = format!("TLS with the broker: {error}");
+            match error {
+                TlsError::Io(error) if !tls::needs_a_person(error) => End::Lost(what),
+                _ => End::Refused(format!("{what}; mend ca_file, the host in url, or the broker's certificate")),
+            }
+        }
         // mosquitto 2.0 gives no reason when it closes a connection for another one of the same name.
         ConnectionError::MqttState(StateError::ConnectionAborted) => End::Lost(
             "connection to the broker: it closed the connection without a reason; it may have ended, or another \

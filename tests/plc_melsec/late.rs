@@ -1,0 +1,170 @@
+//! Owns: late replies over MC protocol: one to an abandoned request is never taken for another (SEND-05).
+//! May call: the rig, the simulator.
+//! Never: count a read that failed as one that was right.
+
+use crate::rig::{Form, connected, cpu, read, until_connected, values};
+use holdfast::core::contract::{Outcome, Reply};
+use holdfast::core::jitter::Jitter;
+use holdfast::core::melsec::{Code, Frame, Transport};
+use holdfast::core::spec::{DataType, Value};
+use holdfast::simulator::{Act, Fault, Matching, Span};
+use std::collections::HashSet;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, UdpSocket};
+
+const ROUNDS: u16 = 1_000;
+/// How long a reply is waited for, in milliseconds: short, so that many come late.
+const TIMEOUT_MS: u64 = 12;
+/// Latest of the late replies, in milliseconds.
+const LATE_MS_MAX: u64 = 30;
+
+/// Every register holds its own number, so that a reply to another request shows.
+async fn rounds(form: Form, seed: u64) {
+    let cpu = cpu(form).await;
+    let device = cpu.device();
+    (0..ROUNDS).for_each(|at| device.set_holding(at, at));
+    let mut link = connected(form, cpu.address(), TIMEOUT_MS).await;
+    let mut random = Jitter::new(seed);
+    let (mut right, mut lost) = (0, 0);
+    for round in 0..ROUNDS {
+        until_connected(&mut link).await;
+        if random.below(3) == 0 {
+            let late = 1 + random.below(LATE_MS_MAX);
+            device.push_fault(Fault::next(Matching::Reads, Act::LateReply(Span::ms(late))));
+        }
+        let place = format!("D{round}");
+        let exchange = link.run(&read(&[(&place, DataType::U16)])).await;
+        device.clear_faults();
+        match &exchange.outcome {
+            Outcome::DeviceReplied(Reply::Values(_)) => {
+                assert_eq!(
+                    values(&exchange),
+                    [Value::Int(round.into())],
+                    "{form:?} seed {seed}"
+                );
+                right += 1;
+            }
+            Outcome::SentNoReply { .. } => {
+                assert!(!link.is_open());
+                lost += 1;
+            }
+            other => panic!("{form:?} seed {seed} round {round}: {other:?}"),
+        }
+    }
+    assert!(
+        right > 300 && lost > 100,
+        "{form:?}: {right} right, {lost} lost"
+    );
+}
+
+// covers: SEND-05, SEND-06
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_replies_over_3e_tcp_are_nobodys() {
+    rounds(Form(Frame::E3, Code::Binary, Transport::Tcp), 0x3E).await;
+}
+
+// covers: SEND-05, SEND-06
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_replies_over_3e_udp_are_nobodys() {
+    rounds(Form(Frame::E3, Code::Binary, Transport::Udp), 0x3E0D).await;
+}
+
+// covers: SEND-05, SEND-06
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_replies_over_4e_are_nobodys() {
+    rounds(Form(Frame::E4, Code::Binary, Transport::Tcp), 0x4E).await;
+    rounds(Form(Frame::E4, Code::Ascii, Transport::Udp), 0x4E0D).await;
+}
+
+/// A binary reply to `request` with one word.
+fn answer(request: &[u8], word: u16) -> Vec<u8> {
+    let route_end = if request[0] == 0x54 { 11 } else { 7 };
+    let mut reply = request[..route_end].to_vec();
+    reply[0] |= 0x80;
+    reply.extend_from_slice(&[4, 0, 0, 0]);
+    reply.extend_from_slice(&word.to_le_bytes());
+    reply
+}
+
+// covers: SEND-05
+#[tokio::test]
+async fn on_one_connection_a_4e_reply_is_known_by_its_serial_number() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = [0; 256];
+        for round in 0u16.. {
+            // The client ends with a reset.
+            let Ok(length @ 1..) = stream.read(&mut request).await else {
+                break;
+            };
+            let mut stale = request[..length].to_vec();
+            stale[2] = stale[2].wrapping_sub(1);
+            // The last request's reply once more, then the right one.
+            let both = [answer(&stale, 0xBAD), answer(&request[..length], round)].concat();
+            stream.write_all(&both).await.unwrap();
+        }
+    });
+    let form = Form(Frame::E4, Code::Binary, Transport::Tcp);
+    let mut link = connected(form, at, 5_000).await;
+    for round in 1..50 {
+        let exchange = link.run(&read(&[("D1", DataType::U16)])).await;
+        assert_eq!(values(&exchange), [Value::Int(round)]);
+    }
+    assert_eq!(crate::rig::counter(&link, "stale_reply"), 50);
+    drop(link);
+    server.await.unwrap();
+}
+
+// covers: SEND-05, SEND-06
+#[tokio::test]
+async fn an_unasked_3e_reply_leaves_the_line_in_doubt_and_nothing_is_sent() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let (twice, written) = tokio::sync::oneshot::channel();
+    let server = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = [0; 256];
+        let length = stream.read(&mut request).await.unwrap();
+        let reply = answer(&request[..length], 7);
+        stream
+            .write_all(&[reply.clone(), reply].concat())
+            .await
+            .unwrap();
+        twice.send(()).unwrap();
+        let rest = stream.read(&mut request).await;
+        assert!(
+            !matches!(rest, Ok(1..)),
+            "a second request was sent: {rest:?}"
+        );
+    });
+    let form = Form(Frame::E3, Code::Binary, Transport::Tcp);
+    let mut link = connected(form, at, 5_000).await;
+    written.await.unwrap();
+    let exchange = link.run(&read(&[("D1", DataType::U16)])).await;
+    match &exchange.outcome {
+        Outcome::NotSent { why } => assert!(why.contains("stray bytes"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(!link.is_open());
+    server.await.unwrap();
+}
+
+// covers: SEND-05, SEND-06
+#[tokio::test]
+async fn over_udp_no_local_port_is_used_again_after_a_doubt() {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let at = socket.local_addr().unwrap();
+    let form = Form(Frame::E3, Code::Binary, Transport::Udp);
+    let mut link = crate::rig::link(&crate::rig::spec(form, at, 20));
+    let mut ports = HashSet::new();
+    let mut request = [0; 256];
+    for _ in 0..40 {
+        assert!(link.connect().await.is_err());
+        let received = tokio::time::timeout(Duration::from_secs(5), socket.recv_from(&mut request));
+        let (_, from) = received.await.unwrap().unwrap();
+        assert!(ports.insert(from.port()), "{from} twice");
+    }
+}

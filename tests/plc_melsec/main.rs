@@ -1,0 +1,8 @@
+//! Owns: MC protocol links as tests see them: one link, one simulated CPU or one that others wrote.
+//! May call: plc, core types, the simulator.
+//! Never: use a device that nobody started here.
+
+mod exchange;
+mod late;
+mod peers;
+mod rig;
