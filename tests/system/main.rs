@@ -19,6 +19,7 @@ mod field_frames;
 mod field_keep;
 mod field_link;
 mod field_time;
+mod forwarding;
 mod full_journal;
 mod harness;
 #[path = "../receiver/client.rs"]
