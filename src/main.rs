@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         sim: local::run::sim,
         journal: local::journal::journal,
         receiver: local::receiver::receiver,
+        upstream: local::upstream::upstream,
     };
     dispatch(Cli::parse(), local).into()
 }

@@ -1,9 +1,10 @@
-//! Owns: all `unsafe` code: the `sync_file_range` symbol, the kernel's clock state, kill points.
+//! Owns: all `unsafe` code: the `sync_file_range` symbol, the kernel's clock state, the RS-485 mode of a
+//! serial driver, kill points.
 //! May call: libc symbols, rustix.
 //! Never: hold policy; anything here is a thin, safe function around one system call.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_ulong};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 unsafe extern "C" {
@@ -45,6 +46,29 @@ pub fn clock_synchronised() -> bool {
     // SAFETY: the buffer is larger than `struct timex`, aligned, and `modes` 0 only reads.
     let state = unsafe { adjtimex(&raw mut buffer) };
     (0..TIME_ERROR).contains(&state)
+}
+
+/// Has the driver of a serial port switch the direction of an RS-485 line: RTS is on while it sends, and what
+/// is sent is not received.
+///
+/// # Errors
+/// What the system says; `ENOTTY` where the driver has no such mode.
+pub fn set_rs485(fd: std::os::fd::RawFd) -> std::io::Result<()> {
+    const TIOCSRS485: c_ulong = 0x542F;
+    const ENABLED: u32 = 1;
+    const RTS_ON_SEND: u32 = 1 << 1;
+    unsafe extern "C" {
+        fn ioctl(fd: c_int, request: c_ulong, ...) -> c_int;
+    }
+    // `struct serial_rs485`: flags, two delays in milliseconds, padding.
+    let mut mode = [0_u32; 8];
+    mode[0] = ENABLED | RTS_ON_SEND;
+    // SAFETY: the request reads and writes one `struct serial_rs485`, 32 bytes, which `mode` is; a descriptor
+    // that is not open is reported by errno.
+    match unsafe { ioctl(fd, TIOCSRS485, mode.as_mut_ptr()) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
 
 /// Gives memory that was needed only for a while, such as for opening a store, back to the system.

@@ -15,7 +15,7 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     // Passwords and tokens as files.
     ("secret", &[]),
     ("journal", &["core", "sys", "failpoint"]),
-    ("plc", &["core", "failpoint"]),
+    ("plc", &["core", "sys", "failpoint"]),
     ("sink", &["core", "failpoint", "secret", "upstream"]),
     ("patience", &[]),
     ("api", &["core", "patience"]),

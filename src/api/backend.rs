@@ -154,6 +154,8 @@ pub struct JournalStatus {
     pub commit: CommitNo,
     /// The running epoch.
     pub epoch: u64,
+    /// Telemetry events given up for want of room, ever (FWD-04).
+    pub telemetry_dropped: u64,
 }
 
 /// State of one machine.

@@ -149,6 +149,7 @@ pub struct JournalView {
     pub budget_bytes: String,
     pub commit: String,
     pub epoch: String,
+    pub telemetry_dropped: String,
 }
 
 /// What is open over all machines.

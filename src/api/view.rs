@@ -270,6 +270,7 @@ pub fn view_status(status: &backend::Status) -> StatusView {
             budget_bytes: status.journal.budget_bytes.to_string(),
             commit: status.journal.commit.to_string(),
             epoch: status.journal.epoch.to_string(),
+            telemetry_dropped: status.journal.telemetry_dropped.to_string(),
         },
         machines: status.machines.iter().map(view_machine).collect(),
         sinks: status.sinks.iter().map(view_sink).collect(),

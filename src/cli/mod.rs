@@ -159,6 +159,9 @@ pub enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// The books in PostgreSQL: their schema, and whether a sink can use them
+    #[command(subcommand)]
+    Upstream(UpstreamCommand),
     /// Read the configuration again: all or nothing
     Reload,
     /// Completion script for a shell
@@ -234,6 +237,58 @@ pub enum JournalCommand {
     },
 }
 
+/// What can be done with the books.
+#[derive(Clone, Debug, Subcommand)]
+pub enum UpstreamCommand {
+    /// Create or update the schema and the roles; what is there already stays
+    Init(UpstreamInitArgs),
+    /// Connect as the sink would, and say what stands in its way; changes nothing
+    Check(UpstreamArgs),
+}
+
+/// Which database.
+#[derive(Clone, Debug, Args)]
+pub struct UpstreamArgs {
+    /// postgres://user@host:port/database [default: the postgres sink's]
+    #[arg(long, value_name = "URL", conflicts_with = "sink")]
+    pub url: Option<String>,
+    /// Holds the user's password
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// Certificates of the CAs to trust for this, as PEM
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// Take the database of this sink of the configuration
+    #[arg(long, value_name = "NAME")]
+    pub sink: Option<String>,
+}
+
+/// Arguments of `upstream init`.
+#[derive(Clone, Debug, Args)]
+pub struct UpstreamInitArgs {
+    /// Which database.
+    #[command(flatten)]
+    pub target: UpstreamArgs,
+    /// Role that may enter events, and nothing else
+    #[arg(long, value_name = "ROLE", default_value = "holdfast_writer")]
+    pub writer: String,
+    /// Give the writer the password in this file
+    #[arg(long, value_name = "FILE")]
+    pub writer_password_file: Option<PathBuf>,
+    /// Role that may read everything
+    #[arg(long, value_name = "ROLE")]
+    pub reader: Option<String>,
+    /// Role that owns the schema [default: holdfast_owner if a superuser asks, else who asks]
+    #[arg(long, value_name = "ROLE")]
+    pub owner: Option<String>,
+    /// Say what would be done; nothing is changed
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print the SQL for an empty database, without connecting
+    #[arg(long, conflicts_with = "dry_run")]
+    pub print_sql: bool,
+}
+
 /// The commands that do not talk to a running gateway; the program hands them in.
 #[derive(Clone, Copy, Debug)]
 pub struct Local {
@@ -251,6 +306,8 @@ pub struct Local {
     pub journal: fn(&Global, &JournalCommand) -> Exit,
     /// `receiver`; whether to check its file only
     pub receiver: fn(&Global, bool) -> Exit,
+    /// `upstream`
+    pub upstream: fn(&Global, &UpstreamCommand) -> Exit,
 }
 
 /// What to do with dead letters.
@@ -278,6 +335,7 @@ pub fn dispatch(cli: Cli, local: Local) -> Exit {
         Command::Sim { file } => (local.sim)(&global, &file),
         Command::Journal(what) => (local.journal)(&global, &what),
         Command::Receiver { check } => (local.receiver)(&global, check),
+        Command::Upstream(what) => (local.upstream)(&global, &what),
         Command::Completions { shell } => docs::completions(shell),
         Command::Man => docs::man(),
         Command::Version { sbom } => docs::version(global.json, sbom),
@@ -340,6 +398,7 @@ async fn remote(
         | Command::Sim { .. }
         | Command::Journal(_)
         | Command::Receiver { .. }
+        | Command::Upstream(_)
         | Command::Completions { .. }
         | Command::Man
         | Command::Version { .. } => Ok(Exit::Done),

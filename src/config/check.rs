@@ -229,6 +229,12 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
             spec.owner
         ));
     }
+    if spec.owner != gateway && !spec.events.is_empty() {
+        warn(format!(
+            "its events are taken here too: if {:?} takes them, the books hold them twice",
+            spec.owner
+        ));
+    }
     if has_effects && spec.gate.identity.is_none() {
         warn("no gate identity: commands cannot tell a replaced device or program".into());
     }

@@ -3,8 +3,9 @@
 //! Never: take a MELSEC family for granted: it decides which output an address means (F062).
 
 use super::problem::Dialect;
-use super::reader::Table;
+use super::reader::{Node, Table};
 use crate::core::melsec::{Code, Family, Frame, McLink, Route, Transport};
+use crate::core::serial::{ModbusRtu, Parity, SerialLine, Way};
 use crate::core::spec::{LinkSpec, ModbusTcp};
 use rust_decimal::prelude::ToPrimitive;
 use std::net::Ipv4Addr;
@@ -19,6 +20,10 @@ pub const RECONNECT_MS_MAX_DEFAULT: u64 = 5_000;
 pub const READ_REGISTERS_MAX: u16 = 125;
 /// Most words in one read or write of MC protocol (SH-080008, 8.1).
 pub const MC_WORDS_MAX: u16 = 960;
+
+/// Least settle time unless the file says otherwise, in milliseconds.
+pub(super) const SETTLE_MS_MIN_DEFAULT: u64 = 100;
+const SERIAL_EXPECTED: &str = "the serial port: a name of the board profile such as \"com1\", or a path such as \"/dev/serial/by-id/…\"";
 
 /// How much one request holds.
 #[derive(Clone, Copy)]
@@ -44,6 +49,10 @@ impl Reach {
                 read_words: tcp.read_registers_max,
                 ..Self::of(None)
             },
+            Some(LinkSpec::ModbusRtu(rtu)) => Self {
+                read_words: rtu.read_registers_max,
+                ..Self::of(None)
+            },
             Some(LinkSpec::Mc(link)) => {
                 let bits = match link.code {
                     Code::Binary => 7_168,
@@ -60,16 +69,20 @@ impl Reach {
     }
 }
 
-const LATER_PROTOCOLS: &[&str] = &["modbus-rtu", "modbus-rtu-over-tcp", "mc-3c", "mc-4c"];
+const LATER_PROTOCOLS: &[&str] = &["mc-3c", "mc-4c"];
 
 #[derive(Clone, Copy)]
 enum Protocol {
     ModbusTcp,
+    ModbusRtu,
+    ModbusRtuOverTcp,
     Mc(Frame),
 }
 
-const PROTOCOLS: [(&str, Protocol); 3] = [
+const PROTOCOLS: [(&str, Protocol); 5] = [
     ("modbus-tcp", Protocol::ModbusTcp),
+    ("modbus-rtu", Protocol::ModbusRtu),
+    ("modbus-rtu-over-tcp", Protocol::ModbusRtuOverTcp),
     ("mc-3e", Protocol::Mc(Frame::E3)),
     ("mc-4e", Protocol::Mc(Frame::E4)),
 ];
@@ -77,7 +90,8 @@ const PROTOCOLS: [(&str, Protocol); 3] = [
 /// Reads `[link]`, and tells the document how its addresses are written.
 pub(super) fn link(root: &Table<'_>) -> Option<LinkSpec> {
     let table = root.need("link", "a table [link]")?.table()?;
-    let expected = "\"modbus-tcp\", \"mc-3e\" or \"mc-4e\"";
+    let expected =
+        "\"modbus-tcp\", \"modbus-rtu\", \"modbus-rtu-over-tcp\", \"mc-3e\" or \"mc-4e\"";
     let protocol = table.need("protocol", expected)?;
     if protocol
         .as_text()
@@ -92,6 +106,15 @@ pub(super) fn link(root: &Table<'_>) -> Option<LinkSpec> {
     }
     let link = match protocol.choice(&PROTOCOLS)? {
         Protocol::ModbusTcp => modbus_tcp(&table).map(LinkSpec::ModbusTcp),
+        Protocol::ModbusRtu => {
+            let line = serial_line(&table).map(Way::Serial);
+            modbus_rtu(&table, line).map(LinkSpec::ModbusRtu)
+        }
+        Protocol::ModbusRtuOverTcp => {
+            let place = host_and_port(&table, 4001);
+            let way = place.map(|(host, port)| Way::Tcp { host, port });
+            modbus_rtu(&table, way).map(LinkSpec::ModbusRtu)
+        }
         Protocol::Mc(frame) => mc(&table, frame).map(LinkSpec::Mc),
     };
     table.finish();
@@ -115,6 +138,81 @@ fn modbus_tcp(table: &Table<'_>) -> Option<ModbusTcp> {
         unit: unit?.to_u8()?,
         answering_unit: answering.and_then(|unit| unit.to_u8()),
         timeout_ms: times.timeout_ms,
+        read_registers_max: registers
+            .and_then(|n| n.to_u16())
+            .unwrap_or(READ_REGISTERS_MAX),
+        reconnect_ms_min: times.reconnect_ms_min,
+        reconnect_ms_max: times.reconnect_ms_max,
+        heartbeat_ms: times.heartbeat_ms,
+    })
+}
+
+/// A port of this computer and how its line is driven.
+fn serial_line(table: &Table<'_>) -> Option<SerialLine> {
+    let path = table.need("serial", SERIAL_EXPECTED);
+    let path = path.and_then(|node| serial_path(&node));
+    let baud = table.need("baud", "the line's speed in bits per second, such as 9600");
+    let baud = baud.and_then(|node| node.integer(300, 4_000_000));
+    let parities = [
+        ("none", Parity::None),
+        ("even", Parity::Even),
+        ("odd", Parity::Odd),
+    ];
+    let parity = table.need("parity", "\"none\", \"even\" or \"odd\"");
+    let parity = parity.and_then(|node| node.choice(&parities));
+    let small = |key, min, max, default: u8| {
+        let number = number(table, key, min, max);
+        number.and_then(|n| n.to_u8()).unwrap_or(default)
+    };
+    let (data_bits, stop_bits) = (small("data_bits", 7, 8, 8), small("stop_bits", 1, 2, 1));
+    let (path, rs485) = path?;
+    Some(SerialLine {
+        path,
+        baud: baud?.to_u32()?,
+        data_bits,
+        parity: parity?,
+        stop_bits,
+        rs485,
+    })
+}
+
+/// The device file, and whether its driver must be told to switch an RS-485 line.
+fn serial_path(node: &Node<'_>) -> Option<(String, bool)> {
+    let text = node.text()?;
+    match text.starts_with('/') && text.len() <= 4_096 && !text.contains('\0') {
+        true => Some((text.to_owned(), false)),
+        false => node.wrong(SERIAL_EXPECTED, None),
+    }
+}
+
+fn modbus_rtu(table: &Table<'_>, way: Option<Way>) -> Option<ModbusRtu> {
+    let expected = "the unit, an integer from 1 to 247 (0: all on the line, which nobody answers)";
+    let unit = table.need("unit", expected);
+    let unit = unit.and_then(|node| node.integer(0, 247));
+    let times = times(table);
+    let ms = |key: &'static str, min: u64, default: u64| {
+        let node = table.get(key);
+        let given = node.and_then(|node| node.duration(min, LINK_MS_MAX));
+        given.unwrap_or(default)
+    };
+    let settle_ms = ms("settle", 10, times.timeout_ms.max(SETTLE_MS_MIN_DEFAULT));
+    let turnaround_ms = ms("turnaround", 0, 0);
+    let echo = table.get("echo").and_then(|node| node.boolean());
+    let registers = number(table, "read_registers_max", 1, READ_REGISTERS_MAX.into());
+    if table
+        .get("data_bits")
+        .is_some_and(|node| node.as_integer() == Some(7))
+    {
+        let node = table.get("data_bits")?;
+        return node.wrong("8: RTU frames are of whole bytes", None);
+    }
+    Some(ModbusRtu {
+        way: way?,
+        unit: unit?.to_u8()?,
+        timeout_ms: times.timeout_ms,
+        settle_ms,
+        turnaround_ms,
+        echo: echo.unwrap_or(false),
         read_registers_max: registers
             .and_then(|n| n.to_u16())
             .unwrap_or(READ_REGISTERS_MAX),

@@ -172,6 +172,9 @@ fn database(root: &Table<'_>, notes: &mut Vec<String>) -> Option<(DatabaseSpec, 
     let table = root
         .need("database", "a table [database] with url = …")?
         .table()?;
+    for (_, value) in table.named() {
+        sink::refuse_credentials(&value);
+    }
     let connections = table.get("connections").map_or(Some(4), |node| {
         let number = node.integer(1, BOOKS_MAX as i128)?;
         usize::try_from(number).ok()

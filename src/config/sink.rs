@@ -194,7 +194,7 @@ pub(super) fn database(table: &Table<'_>, notes: &mut Vec<String>) -> Option<Dat
         Some("verify-full") => false,
         Some(_) => {
             return node.wrong(
-                "sslmode=verify-full, which is what is done without it, or sslmode=disable",
+                "sslmode=verify-full, which another computer is reached with anyway, or sslmode=disable",
                 Some("the server is always verified where TLS is used; for an own authority: ca_file = …".into()),
             );
         }

@@ -5,14 +5,14 @@
 use super::contract::{
     Exchange, GateReading, Job, MailboxRequest, Presented, Probe, ProbeAnswer, RingReading,
 };
-use super::ids::{AttemptId, CommitNo, Epoch, InvalidOperationId, OperationId, Sequence};
+use super::ids::{AttemptId, CommitNo, Epoch, EventKey, InvalidOperationId, OperationId, Sequence};
 use super::intent::{Digest, InvalidArgument, Request};
 use super::jitter::Jitter;
 use super::lifecycle::Actor;
 use super::machine::Machine;
 use super::record::{
-    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, SinkRecord, SourceRecord,
-    Stored, Tombstone,
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, ShedRecord, SinkRecord,
+    SourceRecord, Stored, Tombstone,
 };
 use super::roles::Roles;
 use super::source::{Memory, SourceKey};
@@ -228,6 +228,15 @@ pub enum Input {
     },
     /// The journal has room, or has not, and why.
     Capacity(Option<String>),
+    /// The journal is near its budget: telemetry up to `through` is given up.
+    Shed {
+        /// The last commit of the slice.
+        through: CommitNo,
+        /// What is in it that some sink has not taken, in the order of the log.
+        keys: Vec<EventKey>,
+    },
+    /// See [`Gateway::shed_over`].
+    ShedOver,
     /// The configuration was read again.
     Reconfigured {
         /// The machines, whole.
@@ -384,6 +393,7 @@ pub struct Gateway {
     pub(super) events_left_out: u64,
     pub(super) highest_wall_us: i64,
     pub(super) start: StartFacts,
+    pub(super) shed: ShedRecord,
     unproven_before_us: i64,
     pub(super) next_drain_ns: u64,
     pub(super) jitter: Jitter,
@@ -420,6 +430,8 @@ pub struct Restored {
     pub clean: bool,
     /// The journal is another computer's, and nobody has said that this one takes its place.
     pub foreign: Option<String>,
+    /// Telemetry that was given up, as far as it is on record.
+    pub shed: ShedRecord,
     /// Damage was found (REC-03).
     pub recovery: bool,
 }
@@ -490,6 +502,7 @@ impl Gateway {
             capacity_full: None,
             events_left_out: 0,
             highest_wall_us: restored.highest_wall_us,
+            shed: restored.shed,
             start: StartFacts {
                 previous_epoch: restored.previous_epoch,
                 note: restored.note,
@@ -642,6 +655,8 @@ impl Gateway {
             Input::Correct(correction) => self.correct(&mut turn, *correction),
             Input::Keep { record } => self.keep(&mut turn, record),
             Input::Capacity(full) => self.set_capacity(&mut turn, full),
+            Input::Shed { through, keys } => self.shed(&mut turn, through, &keys),
+            Input::ShedOver => self.tell_shed(&mut turn),
             Input::Reconfigured {
                 machines,
                 settings,

@@ -23,6 +23,8 @@ mod outcome;
 pub mod policy;
 pub mod record;
 pub mod roles;
+pub mod serial;
+pub mod shed;
 mod source;
 pub mod spec;
 mod submit;

@@ -9,7 +9,7 @@
 //! stretch of the log twice ends in the same state.
 
 use super::contract::Exchange;
-use super::ids::{AttemptId, BootId, CommitNo, Epoch, EventKey, OperationId};
+use super::ids::{AttemptId, BootId, CommitNo, Epoch, EventKey, OperationId, Sequence};
 use super::intent::{Digest, Intent};
 use super::lifecycle::{Actor, HeldReason, Source, State};
 use super::spec::{Class, EventClass, Quality, Value};
@@ -84,6 +84,10 @@ pub enum Record {
     Source(SourceRecord),
     /// What else there is to a sink's progress, whole. Key: its name. In one commit with its cursor.
     Sink(SinkRecord),
+    /// Telemetry that was given up for want of room, whole. There is one.
+    Shed(ShedRecord),
+    /// The place of a record that the log no longer keeps: it was given up, or its newest state is elsewhere.
+    Gone,
 }
 
 /// One thing that somebody wants done to a machine, once, with all that happened to it.
@@ -297,6 +301,38 @@ pub struct CursorRecord {
     pub malformed: u64,
     /// To be sent again.
     pub retries: u64,
+}
+
+/// Telemetry that was given up for want of room (FWD-04), until one event has told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ShedRecord {
+    /// Telemetry in commits up to and with this one is not there any more, whether it still takes up room or not.
+    pub through: CommitNo,
+    /// Since when, of what is not told yet.
+    pub since: Option<Stamp>,
+    /// The last time.
+    pub last: Option<Stamp>,
+    /// How many, of what is not told yet.
+    pub count: u64,
+    /// Which, of what is not told yet; at most [`super::shed::SHED_RANGES_MAX`] ranges.
+    pub ranges: Vec<KeyRange>,
+    /// How many, ever.
+    pub total: u64,
+}
+
+/// Keys of one source and epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRange {
+    /// See [`EventKey`].
+    pub source: String,
+    /// See [`EventKey`].
+    pub epoch: Epoch,
+    /// The first.
+    pub first: Sequence,
+    /// The last.
+    pub last: Sequence,
+    /// How many of the range are meant; all, if it is as many as the range has.
+    pub count: u64,
 }
 
 /// What else there is to a sink's progress. Without one: nothing.

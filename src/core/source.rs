@@ -144,7 +144,7 @@ impl Gateway {
         false
     }
 
-    /// What was written of a source fits no rule: it is not taken, and an alarm says why.
+    /// What was read of a source fits no rule: it is not taken, and an alarm says why.
     fn set_unclear(&mut self, turn: &mut Turn, taken: &Taken<'_>, why: Option<String>) {
         let memory = self.source_memory.entry(taken.key()).or_default();
         if memory.unclear == why {
@@ -160,6 +160,18 @@ impl Gateway {
             .collect();
         let text = (!all.is_empty()).then(|| bounded(&all.join("; ")));
         self.set_alarm(turn, "source_unclear", name, text);
+    }
+
+    /// Other sources may stand in the files now: what was unclear about the old ones shows again, or is mended.
+    pub(super) fn forget_sources(&mut self, turn: &mut Turn) {
+        self.source_memory.clear();
+        let names: Vec<String> = self.machines.keys().cloned().collect();
+        for name in names {
+            self.set_alarm(turn, "source_unclear", &name, None);
+            if self.capacity_full.is_none() {
+                self.set_alarm(turn, "events_not_taken", &name, None);
+            }
+        }
     }
 
     /// The link is gone: what was asked of it is asked again.

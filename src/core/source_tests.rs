@@ -383,6 +383,26 @@ fn an_item_is_acknowledged_when_it_is_durable_and_again_as_often_as_it_takes() {
     assert_eq!(items, [7, 10, 1, 2]);
 }
 
+// covers: CFG-03
+#[test]
+fn what_was_unclear_about_a_source_goes_with_the_file_that_said_so() {
+    let mut stage = stage();
+    let nameless = presented(&stage, true, false, 0, 5);
+    stage.input(nameless.clone());
+    assert_eq!(stage.core.alarms().count(), 1);
+    let mut spec = machine();
+    if let EventKind::Handshake(handshake) = &mut spec.events[1].kind {
+        handshake.numbering.first = 0;
+    }
+    stage.input(Input::Reconfigured {
+        machines: vec![spec.into()],
+        settings: Box::new(super::scenarios::settings()),
+        actor: super::scenarios::person(0),
+    });
+    assert_eq!(stage.core.alarms().count(), 0);
+    assert_eq!(acknowledged(&stage.input(nameless)), [Some(0)]);
+}
+
 fn head(number: u32, stage: &Stage) -> Input {
     Input::RingHead {
         machine: "press-1".into(),

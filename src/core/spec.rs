@@ -4,6 +4,7 @@
 //! would refuse.
 
 use super::melsec::{Device, McLink, NUMBER_MAX, Remote};
+use super::serial::ModbusRtu;
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -47,16 +48,19 @@ impl MachineSpec {
 pub enum LinkSpec {
     /// Modbus TCP (MODBUS Messaging on TCP/IP Implementation Guide V1.0b).
     ModbusTcp(ModbusTcp),
+    /// Modbus RTU (MODBUS over Serial Line V1.02), on a port or through a serial device server.
+    ModbusRtu(ModbusRtu),
     /// MC protocol over Ethernet (SH-080008).
     Mc(McLink),
 }
 
 impl LinkSpec {
-    /// Host and port, for people.
+    /// Host and port, or the serial port, for people.
     #[must_use]
     pub fn address(&self) -> String {
         match self {
             Self::ModbusTcp(link) => format!("{}:{}", link.host, link.port),
+            Self::ModbusRtu(link) => link.way.address(),
             Self::Mc(link) => format!("{}:{}", link.host, link.port),
         }
     }
@@ -66,6 +70,7 @@ impl LinkSpec {
     pub fn unit(&self) -> u8 {
         match self {
             Self::ModbusTcp(link) => link.unit,
+            Self::ModbusRtu(link) => link.unit,
             Self::Mc(link) => link.route.station,
         }
     }
@@ -75,6 +80,7 @@ impl LinkSpec {
     pub fn timeout_ms(&self) -> u64 {
         match self {
             Self::ModbusTcp(link) => link.timeout_ms,
+            Self::ModbusRtu(link) => link.timeout_ms,
             Self::Mc(link) => link.timeout_ms,
         }
     }
@@ -84,6 +90,7 @@ impl LinkSpec {
     pub fn reconnect_ms(&self) -> (u64, u64) {
         match self {
             Self::ModbusTcp(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
+            Self::ModbusRtu(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
             Self::Mc(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
         }
     }
@@ -93,8 +100,15 @@ impl LinkSpec {
     pub fn heartbeat_ms(&self) -> u64 {
         match self {
             Self::ModbusTcp(link) => link.heartbeat_ms,
+            Self::ModbusRtu(link) => link.heartbeat_ms,
             Self::Mc(link) => link.heartbeat_ms,
         }
+    }
+
+    /// Whether nothing behind it ever answers.
+    #[must_use]
+    pub fn is_broadcast(&self) -> bool {
+        matches!(self, Self::ModbusRtu(link) if link.is_broadcast())
     }
 }
 

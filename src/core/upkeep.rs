@@ -61,6 +61,7 @@ impl Gateway {
             format!("{foreign}: no machine is touched until somebody says which of the two goes on")
         });
         self.set_alarm(turn, "foreign_journal", "", text);
+        self.alarm_shed(turn);
         let previous = self.start.previous_epoch;
         let body = serde_json::json!({
             "previous_epoch": (previous.0 > 0).then(|| previous.to_string()),
@@ -380,6 +381,7 @@ impl Gateway {
         actor: &Actor,
     ) {
         self.settings = settings;
+        self.forget_sources(turn);
         let mut before = std::mem::take(&mut self.machines);
         let mut come_back = BTreeSet::new();
         for spec in specs {
@@ -401,7 +403,7 @@ impl Gateway {
         for (name, mut machine) in before {
             machine.configured = false;
             // Nobody mends the link of a machine that is to be gone.
-            for code in ["link_down", "identity_mismatch"] {
+            for code in ["link_down", "identity_mismatch", "events_not_taken"] {
                 self.set_alarm(turn, code, &name, None);
             }
             if machine.waiting.is_empty()

@@ -4,13 +4,14 @@
 
 use super::files;
 use super::frame::{self, Head, Kind, MAGIC};
+use super::hollow;
 use super::state::{Strides, events_in, source_key};
 use super::store::{StoreError, parse};
 use super::{Meta, no_key};
 use crate::core::ids::{CommitNo, OperationId};
 use crate::core::record::{
-    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, SinkRecord, SourceRecord,
-    Stored, Tombstone,
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, ShedRecord, SinkRecord,
+    SourceRecord, Stored, Tombstone,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -53,6 +54,9 @@ pub(super) struct Evidence {
     /// By [`source_key`].
     pub(super) sources: BTreeMap<String, (u64, SourceRecord)>,
     pub(super) sinks: BTreeMap<String, (u64, SinkRecord)>,
+    pub(super) shed: (u64, ShedRecord),
+    /// Runs of which nothing is kept: first and last commit.
+    hollow: BTreeMap<u64, u64>,
     dead: BTreeMap<(String, String), (u64, Option<DeadLetter>)>,
     pub(super) meta: Meta,
     /// Frames whose CRC does not match: torn, altered, or the rest of overwritten ones.
@@ -77,6 +81,8 @@ impl Evidence {
             cursors: BTreeMap::new(),
             sources: BTreeMap::new(),
             sinks: BTreeMap::new(),
+            shed: Default::default(),
+            hollow: BTreeMap::new(),
             dead: BTreeMap::new(),
             meta: Meta::default(),
             bad_frames: 0,
@@ -172,7 +178,18 @@ impl Evidence {
     /// Takes a whole value. Newer ones replace older ones; equal ones are met many times.
     fn take(&mut self, head: Head, parts: Vec<At>, body: &[u8]) {
         match head.kind {
-            Kind::Block => self.take_block(head, parts, body),
+            Kind::Block | Kind::Thinned => self.take_block(head, parts, body),
+            Kind::Hollow => {
+                if let Ok(through) = hollow::through(&head, body) {
+                    let known = self.hollow.entry(head.no).or_default();
+                    *known = through.max(*known);
+                }
+            }
+            Kind::Shed => {
+                if let Ok(shed) = postcard::from_bytes::<ShedRecord>(body) {
+                    self.take_shed(head.no, shed);
+                }
+            }
             Kind::Operation | Kind::Tombstone => {
                 let id = if head.kind == Kind::Operation {
                     postcard::from_bytes::<Operation>(body).ok().map(|o| {
@@ -235,6 +252,12 @@ impl Evidence {
         }
     }
 
+    fn take_shed(&mut self, no: u64, shed: ShedRecord) {
+        if no >= self.shed.0 {
+            self.shed = (no, shed);
+        }
+    }
+
     fn take_block(&mut self, head: Head, parts: Vec<At>, body: &[u8]) {
         let known = self.blocks.get(&head.no);
         if known.is_some_and(|known| known.head.chain == head.chain) {
@@ -285,11 +308,17 @@ impl Evidence {
                     Record::DeadLetterSettled { sink, key, .. } => {
                         newer_ordered(&mut self.dead, (sink, key.to_string()), no, None);
                     }
-                    Record::Event(_) | Record::Start(_) | Record::Audit { .. } | Record::Stop => {}
+                    Record::Shed(shed) => self.take_shed(no, shed),
+                    Record::Event(_)
+                    | Record::Start(_)
+                    | Record::Audit { .. }
+                    | Record::Stop
+                    | Record::Gone => {}
                 }
             }
         }
         let last = self.blocks.keys().next_back().copied().unwrap_or(0);
+        let last = self.hollow.values().copied().fold(last, u64::max);
         self.durable
             .send_replace(CommitNo(last.max(self.meta.trimmed_through)));
     }
@@ -321,16 +350,26 @@ impl Evidence {
     pub(super) fn missing(&self, high_water: u64) -> Vec<(u64, u64)> {
         let mut gaps = Vec::new();
         let mut next = self.meta.trimmed_through + 1;
-        for no in self.blocks.range(next..).map(|(no, _)| *no) {
+        let blocks = self.blocks.keys().map(|no| (*no, *no));
+        let mut there: Vec<(u64, u64)> = blocks
+            .chain(self.hollow.iter().map(|(no, through)| (*no, *through)))
+            .collect();
+        there.sort_unstable();
+        for (no, through) in there {
             if no > next {
                 gaps.push((next, no - 1));
             }
-            next = no + 1;
+            next = next.max(through + 1);
         }
         if next <= high_water {
             gaps.push((next, high_water));
         }
         gaps
+    }
+    /// Whether nothing of commit `no` was kept, and it is not lost.
+    pub(super) fn is_hollow(&self, no: u64) -> bool {
+        let run = self.hollow.range(..=no);
+        run.rev().any(|(_, through)| no <= *through)
     }
     pub(super) fn block(&self, no: u64) -> Result<Option<Block>, StoreError> {
         let Some(at) = self.blocks.get(&no) else {

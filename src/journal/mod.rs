@@ -9,6 +9,7 @@ mod computer;
 mod evidence;
 mod files;
 pub mod frame;
+mod hollow;
 mod open;
 mod reader;
 mod salvage;
@@ -18,12 +19,15 @@ mod upkeep;
 mod writer;
 
 use crate::core::ids::{CommitNo, Epoch, OperationId};
-use crate::core::record::{CursorRecord, MachineRecord, Operation, SinkRecord, SourceRecord};
+use crate::core::record::{
+    CursorRecord, MachineRecord, Operation, ShedRecord, SinkRecord, SourceRecord,
+};
 use crate::core::time::Now;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use hollow::{Pressure, Sheddable};
 pub use open::open;
 pub use reader::{Backlog, OperationQuery, ReadError, Reader, SCAN_OPERATIONS_MAX, Scanned};
 pub use salvage::{Damaged, Report, SalvageReport, ToolError, adopt, check, export, salvage};
@@ -80,6 +84,8 @@ pub struct Recovered {
     pub sources: Vec<SourceRecord>,
     /// What else there is to sinks' progress.
     pub sinks: Vec<SinkRecord>,
+    /// Telemetry that was given up.
+    pub shed: ShedRecord,
     /// Dead letters that wait, by sink.
     pub dead_letters: Vec<(String, u64)>,
     /// The latest wall time in the log, microseconds since 1970.

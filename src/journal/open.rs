@@ -5,7 +5,8 @@
 use super::computer::{self, Computer};
 use super::evidence::Evidence;
 use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault, Manifest};
-use super::frame::{self, FORMAT_VERSION};
+use super::frame::{self, FORMAT_VERSION, Kind};
+use super::hollow::{self, Thinning};
 use super::salvage::Damaged;
 use super::state::{self, Dirty, Shared, Strides};
 use super::store::{self, Store, StoreError, guarded};
@@ -345,6 +346,7 @@ impl Loaded {
             self.store.log.remove(key).map_err(|e| damage(e.into()))?;
         }
         let mut last_body = Vec::new();
+        let mut runs = Vec::new();
         let log = self.store.log.clone();
         for entry in log.iter() {
             let (key, value) = entry.map_err(|e| damage(e.into()))?;
@@ -353,7 +355,15 @@ impl Loaded {
             }
             let (head, body) = store::assemble(&log, &key, &value).map_err(damage)?;
             store::touch(&log, &key, &value).map_err(damage)?;
-            let chain = frame::chain(self.chain, &body);
+            let through = hollow::through(&head, &body).map_err(damage)?;
+            if head.no <= self.last && runs.last().is_some_and(|(_, to)| through <= *to) {
+                // A run took it in, and was cut short before it was removed.
+                continue;
+            }
+            let chain = match head.kind {
+                Kind::Thinned | Kind::Hollow => head.chain,
+                _ => frame::chain(self.chain, &body),
+            };
             let follows = head.no == self.last + 1 && key.as_ref() == no_key(head.no);
             if !follows || chain != head.chain {
                 let expected = self.last + 1;
@@ -365,18 +375,30 @@ impl Loaded {
                     ),
                 ));
             }
-            (self.last, self.chain) = (head.no, chain);
+            (self.last, self.chain) = (through, chain);
+            if head.kind == Kind::Hollow {
+                runs.push((head.no, through));
+            }
             self.highest_wall_us = self.highest_wall_us.max(head.wall_us);
             let bytes = body.len() + frame::HEAD_BYTES * usize::from(head.parts);
             self.strides
                 .add(head.no, u64::from(head.events), bytes as u64);
-            if head.no == high_water.no && chain != high_water.chain {
+            if through == high_water.no && chain != high_water.chain {
                 return Err(Finding::new(
                     "chain_differs",
-                    format!("commit {} is not the one that was acknowledged", head.no),
+                    format!("commit {through} is not the one that was acknowledged"),
                 ));
             }
-            last_body = body;
+            last_body = if head.kind == Kind::Hollow {
+                Vec::new()
+            } else {
+                body
+            };
+        }
+        for (first, through) in runs {
+            self.store
+                .remove_blocks(first + 1, through)
+                .map_err(damage)?;
         }
         if self.last < high_water.no {
             return Err(Finding::new(
@@ -417,7 +439,9 @@ impl Loaded {
                 continue;
             }
             let (_, body) = store::assemble(&store.keyed, &key, &value)?;
-            if key.starts_with(b"machine/") {
+            if key == state::SHED_KEY.as_bytes() {
+                dirty.shed = store::parse(&key, &body)?;
+            } else if key.starts_with(b"machine/") {
                 let machine: crate::core::record::MachineRecord = store::parse(&key, &body)?;
                 dirty.machines.insert(machine.name.clone(), machine);
             } else if key.starts_with(b"source/") {
@@ -547,6 +571,7 @@ fn finish(
         cursors: loaded.dirty.cursors.values().cloned().collect(),
         sources: loaded.dirty.sources.values().cloned().collect(),
         sinks: loaded.dirty.sinks.values().cloned().collect(),
+        shed: loaded.dirty.shed.clone(),
         dead_letters: loaded.dirty.dead.clone().into_iter().collect(),
         highest_wall_us: loaded.highest_wall_us.max(0),
         clean,
@@ -579,6 +604,7 @@ fn finish(
         disk: Disk::default(),
         rewrite: None,
         replaced: None,
+        thinning: Thinning::default(),
         high_water: Marker::start(high_water)?,
         lock,
         displaced: false,

@@ -3,7 +3,8 @@
 //! Never: change anything; show a commit before it is durable.
 
 use super::evidence::Evidence;
-use super::frame::Head;
+use super::frame::{Head, Kind};
+use super::hollow;
 use super::read;
 use super::state::{self, Shared};
 use super::store::{self, Store, StoreError, guarded};
@@ -11,6 +12,7 @@ use crate::core::ids::{BootId, CommitNo, EventKey, OperationId};
 use crate::core::record::{
     Block, DeadLetter, EventRecord, Operation, Position, Record, Stored, Tombstone,
 };
+use crate::core::spec::EventClass;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -201,6 +203,7 @@ impl Reader {
         let mut found = Vec::new();
         let mut bytes = 0_usize;
         let mut at = after.no.0.saturating_sub(1);
+        let shed = self.shed_through();
         while found.len() < limit {
             let Some((head, body)) = self.next_block(at)? else {
                 break;
@@ -216,7 +219,7 @@ impl Reader {
                 let Record::Event(event) = record else {
                     continue;
                 };
-                if position <= after {
+                if position <= after || (no <= shed && event.class == EventClass::Telemetry) {
                     continue;
                 }
                 bytes = bytes.saturating_add(event.body.len());
@@ -227,6 +230,14 @@ impl Reader {
             }
         }
         Ok(found)
+    }
+
+    /// Telemetry up to there was given up.
+    fn shed_through(&self) -> CommitNo {
+        match &self.0 {
+            Source::Live(shared) => read(&shared.dirty).shed.through,
+            Source::Proven(evidence) => evidence.shed.1.through,
+        }
     }
 
     /// As [`Reader::events`], for whoever reads on and on: also up to which commit all was looked at, if to
@@ -246,6 +257,7 @@ impl Reader {
             .no
             .0
             .saturating_sub(u64::from(after.index != u32::MAX));
+        let shed = self.shed_through();
         for _ in 0..SCAN_BLOCKS_MAX {
             let durable = self.durable();
             let Some((head, body)) = self.next_block(at)? else {
@@ -261,7 +273,8 @@ impl Reader {
                     let Record::Event(event) = record else {
                         continue;
                     };
-                    if position <= after {
+                    let shed = block.no <= shed && event.class == EventClass::Telemetry;
+                    if position <= after || shed {
                         continue;
                     }
                     bytes = bytes.saturating_add(event.body.len());
@@ -467,7 +480,7 @@ fn lookup_store(store: &Store, id: &OperationId) -> Result<Option<Stored>, Store
 }
 
 pub(super) fn parse_stored(head: &Head, key: &[u8], body: &[u8]) -> Result<Stored, StoreError> {
-    Ok(if head.kind == super::frame::Kind::Tombstone {
+    Ok(if head.kind == Kind::Tombstone {
         Stored::Tombstone(store::parse::<Tombstone>(key, body)?)
     } else {
         Stored::Operation(Box::new(store::parse(key, body)?))
@@ -508,18 +521,30 @@ fn next_live(
     after: u64,
     durable: u64,
 ) -> Result<Option<(Head, Vec<u8>)>, StoreError> {
-    // Numbers have no gaps, so the next one is there unless the log begins later or ends.
-    let Some(next) = after.checked_add(1).filter(|next| *next <= durable) else {
-        return Ok(None);
-    };
-    if let Some(found) = state::get_block(store, next)? {
-        return Ok(Some(found));
+    let mut after = after;
+    loop {
+        // Numbers have no gaps, so the next one is there unless the log begins later, ends, or is hollow there.
+        let Some(next) = after.checked_add(1).filter(|next| *next <= durable) else {
+            return Ok(None);
+        };
+        let found = match state::get_block(store, next)? {
+            Some(found) => Some(found),
+            None => first_from(store, next)?,
+        };
+        match found {
+            Some((head, body)) if head.kind == Kind::Hollow => {
+                after = hollow::through(&head, &body)?;
+            }
+            found => return Ok(found.filter(|(head, _)| head.no <= durable)),
+        }
     }
-    for entry in store.log.range(super::no_key(next)..) {
+}
+
+fn first_from(store: &Store, no: u64) -> Result<Option<(Head, Vec<u8>)>, StoreError> {
+    for entry in store.log.range(super::no_key(no)..) {
         let (key, value) = entry?;
         if store::is_first(&value) {
-            let found = store::assemble(&store.log, &key, &value)?;
-            return Ok(Some(found).filter(|(head, _)| head.no <= durable));
+            return store::assemble(&store.log, &key, &value).map(Some);
         }
     }
     Ok(None)

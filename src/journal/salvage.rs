@@ -84,6 +84,7 @@ fn recovered(evidence: &Evidence, findings: &[Finding]) -> Recovered {
         sources: evidence.sources.values().map(|(_, s)| s.clone()).collect(),
         sinks: evidence.sinks.values().map(|(_, s)| s.clone()).collect(),
         dead_letters: dead.into_iter().collect(),
+        shed: evidence.shed.1.clone(),
         highest_wall_us: evidence.highest_wall_us,
         clean: false,
         unproven_before_us: evidence.meta.unproven_before_us,
@@ -438,11 +439,13 @@ fn build(
                 no: CommitNo(no),
                 epoch: if no > known { Epoch(epoch) } else { last_epoch },
                 at: options.now,
-                records: vec![audit(if no > known {
-                    format!("{reason}; lost commits: {:?}", report.lost)
+                records: vec![if no > known {
+                    audit(format!("{reason}; lost commits: {:?}", report.lost))
+                } else if evidence.is_hollow(no) {
+                    Record::Gone
                 } else {
-                    "this commit is lost".into()
-                })],
+                    audit("this commit is lost".into())
+                }],
             },
         };
         last_epoch = block.epoch;
@@ -497,6 +500,9 @@ fn fill_trees(store: &Store, evidence: &Evidence) -> Result<(), StoreError> {
         let frames = store::framed(Kind::Sink, *no, 0, sink)?;
         store::put(&store.keyed, sink_key(&sink.sink).as_bytes(), &frames)?;
     }
+    let (no, shed) = &evidence.shed;
+    let frames = store::framed(Kind::Shed, *no, 0, shed)?;
+    store::put(&store.keyed, state::SHED_KEY.as_bytes(), &frames)?;
     for (no, letter) in evidence.all_dead_letters() {
         let frames = store::framed(Kind::DeadLetter, no, 0, letter)?;
         store::put(

@@ -7,7 +7,7 @@ use super::store::{self, Store, StoreError};
 use super::{META_KEY, Meta, no_key, order_key};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
 use crate::core::record::{
-    Block, CursorRecord, MachineRecord, Operation, Record, SinkRecord, SourceRecord,
+    Block, CursorRecord, MachineRecord, Operation, Record, ShedRecord, SinkRecord, SourceRecord,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, RwLock};
@@ -42,6 +42,7 @@ pub(super) struct Dirty {
     /// By [`source_key`].
     pub(super) sources: BTreeMap<String, SourceRecord>,
     pub(super) sinks: BTreeMap<String, SinkRecord>,
+    pub(super) shed: ShedRecord,
     /// Keys in `keyed` that are to be written.
     pub(super) changed: BTreeSet<String>,
     /// Dead letters that wait, by sink.
@@ -50,6 +51,8 @@ pub(super) struct Dirty {
     pub(super) grown: i64,
 }
 
+/// Key of the [`ShedRecord`] in `keyed`.
+pub(super) const SHED_KEY: &str = "shed";
 /// Key of a machine in `keyed`.
 pub(super) fn machine_key(name: &str) -> String {
     format!("machine/{name}")
@@ -113,7 +116,15 @@ impl Dirty {
                     }
                     self.grown -= freed;
                 }
-                Record::Event(_) | Record::Start(_) | Record::Audit { .. } | Record::Stop => {}
+                Record::Shed(shed) => {
+                    self.changed.insert(SHED_KEY.to_owned());
+                    self.shed = shed.clone();
+                }
+                Record::Event(_)
+                | Record::Start(_)
+                | Record::Audit { .. }
+                | Record::Stop
+                | Record::Gone => {}
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Owns: the commands that do their work in this process: run, check, board, sim, journal, demo, receiver.
+//! Owns: the commands that do their work in this process: run, check, board, sim, journal, demo, receiver, upstream.
 //! May call: everything.
 //! Never: hold logic that a room could hold.
 
@@ -9,3 +9,4 @@ pub(crate) mod journal;
 mod logging;
 pub(crate) mod receiver;
 pub(crate) mod run;
+pub(crate) mod upstream;

@@ -90,6 +90,8 @@ pub(super) enum End {
     Echo,
     /// A matching reply with this code.
     Code(Coded),
+    /// All of it was sent, and nothing ever answers it.
+    Unconfirmable(String),
     NotSent(String),
     PartlySent(String),
     NoReply(String),
@@ -98,7 +100,10 @@ pub(super) enum End {
 impl End {
     /// Whether the reply was the request's own, so that the line is in no doubt.
     pub(super) fn is_matched(&self) -> bool {
-        matches!(self, Self::Words(_) | Self::Echo | Self::Code(_))
+        matches!(
+            self,
+            Self::Words(_) | Self::Echo | Self::Code(_) | Self::Unconfirmable(_)
+        )
     }
 
     /// Whether the unit itself has judged the request: it is alive.
@@ -196,6 +201,15 @@ pub(super) trait Codec: Send {
     fn ident(&self, ident: u16) -> String;
     /// What a device that never answers anything may mean, in plain words.
     fn silence(&self) -> String;
+    /// Whether requests are answered at all.
+    fn is_answered(&self) -> bool {
+        true
+    }
+    /// How long a request and its reply are on the line, beside what the device takes.
+    fn line_time(&self, request: &[u8]) -> Duration {
+        let _ = request;
+        Duration::ZERO
+    }
 }
 
 /// One connection of a [`Codec`].
@@ -249,9 +263,12 @@ impl Framed {
             return Called::not_sent(why);
         }
         count(&self.tally.requests);
-        let exchanged = timeout(self.timeout, exchange(self.line.clone(), &request)).await;
+        let answered = self.codec.is_answered();
+        let exchange = exchange(self.line.clone(), &request, answered);
+        let exchanged = timeout(self.timeout + self.codec.line_time(&request), exchange).await;
         let mut meter = self.line.meter();
         let end = match exchanged {
+            Ok(Ok(_)) if !answered => End::Unconfirmable("sent, unconfirmable".into()),
             Ok(Ok(frame)) => match self.codec.decode(ask, &frame) {
                 Ok(end) => end,
                 Err(why) => {
@@ -275,7 +292,7 @@ impl Framed {
         if matches!(end, End::Code(_)) {
             count(&self.tally.exceptions);
         }
-        self.answered |= end.is_matched();
+        self.answered |= answered && end.is_matched();
         guard.matched = end.is_matched();
         let ident = self.codec.ident(ident);
         Called { end, meter, ident }
@@ -288,10 +305,14 @@ impl Drop for Framed {
     }
 }
 
-async fn exchange(mut line: Line, request: &[u8]) -> std::io::Result<Vec<u8>> {
+/// The reply; of what is never answered, nothing.
+async fn exchange(mut line: Line, request: &[u8], answered: bool) -> std::io::Result<Vec<u8>> {
     line.write_all(request).await?;
     line.flush().await?;
-    line.frame().await
+    match answered {
+        true => line.frame().await,
+        false => Ok(Vec::new()),
+    }
 }
 
 /// One connection, whatever is spoken over it.
@@ -300,6 +321,8 @@ pub(super) enum Session {
     Modbus(super::modbus::Session),
     /// Through this room's own frames.
     Framed(Framed),
+    /// The same, on a line that others use too.
+    Shared(super::port::OnPort),
 }
 
 impl Session {
@@ -308,6 +331,7 @@ impl Session {
         match self {
             Self::Modbus(session) => session.is_closed(),
             Self::Framed(session) => session.is_closed(),
+            Self::Shared(session) => session.is_closed(),
         }
     }
 
@@ -316,6 +340,7 @@ impl Session {
         match self {
             Self::Modbus(session) => session.abort(),
             Self::Framed(session) => session.abort(),
+            Self::Shared(session) => session.abort(),
         }
     }
 
@@ -324,6 +349,7 @@ impl Session {
         match self {
             Self::Modbus(session) => session.call(ident, ask).await,
             Self::Framed(session) => session.call(ident, ask).await,
+            Self::Shared(session) => session.call(ident, ask).await,
         }
     }
 }

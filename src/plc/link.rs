@@ -7,7 +7,10 @@ use super::gate::gate_places;
 use super::metered::{Clock, Tally, count};
 use super::opener::Opener;
 use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
+use super::port::{Manners, Ports};
+use super::turns::{Purpose, Turn};
 use crate::core::contract::{DeviceCode, Exchange, Job, Outcome, Reply};
+use crate::core::serial::Way;
 use crate::core::spec::{
     Address, GateSpec, LinkSpec, MachineSpec, MailboxSpec, Quality, Scalar, Value,
 };
@@ -16,6 +19,7 @@ use crate::core::values;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Why a job was not handed over that would have been in time when it was decided.
 pub(super) const TOO_LATE: &str = "its validity ended before the first byte could be handed over";
@@ -55,6 +59,9 @@ pub enum LinkError {
         /// As configured.
         timeout_ms: u64,
     },
+    /// The serial port, or the way to it, as the system has it.
+    #[error("{0}")]
+    Port(String),
     /// The peer or the network ended the connection.
     #[error("connection lost: {0}")]
     Lost(String),
@@ -127,6 +134,12 @@ pub struct Link {
     failures: u32,
     /// Nothing answered at the last try: no slot of the device can be at stake.
     silent: bool,
+    /// For the next request, on a line that others use too.
+    turn: Option<Turn>,
+    /// What is done is for a command.
+    urgent: bool,
+    /// On a line whose replies say not what they answer: one may still be on its way.
+    doubted: bool,
 }
 
 /// Words that were read, by place.
@@ -157,12 +170,18 @@ impl Words {
 }
 
 impl Link {
-    /// A link that is not connected yet.
+    /// A link that is not connected yet, on a line of its own.
     #[must_use]
     pub fn new(spec: &MachineSpec, clock: Clock) -> Self {
+        Self::on(&Ports::default(), spec, clock)
+    }
+
+    /// A link that is not connected yet; it shares its line with those of the same `ports` that name it too.
+    #[must_use]
+    pub fn on(ports: &Ports, spec: &MachineSpec, clock: Clock) -> Self {
         Self {
             spec: spec.link.clone(),
-            opener: Opener::default(),
+            opener: Opener::new(&spec.link, ports),
             mailbox: spec.mailbox.clone(),
             gate: spec.gate.clone(),
             limits: Limits::of(&spec.link),
@@ -178,7 +197,33 @@ impl Link {
             ended: String::new(),
             failures: 0,
             silent: false,
+            turn: None,
+            urgent: false,
+            doubted: false,
         }
+    }
+
+    /// Whether what follows is for a command: on a line that others use too it goes before their polls.
+    pub fn hurry(&mut self, urgent: bool) {
+        self.urgent = urgent;
+    }
+
+    /// Waits until the line is this link's for one request; at once where nobody shares it. May be dropped while
+    /// it waits. What follows uses the turn, or [`Link::yield_turn`] gives it up.
+    pub async fn turn(&mut self) {
+        let purpose = match (self.ready, self.urgent) {
+            (false, _) => Purpose::Probe,
+            (true, true) => Purpose::Command,
+            (true, false) => Purpose::Poll,
+        };
+        if let (Some(port), None) = (&self.opener.port, &self.turn) {
+            self.turn = Some(port.turn(purpose).await);
+        }
+    }
+
+    /// Gives up a turn that was not used.
+    pub fn yield_turn(&mut self) {
+        self.turn = None;
     }
 
     /// Opens the connection, if none is open, and has a read answered over it.
@@ -200,13 +245,23 @@ impl Link {
         if self.session.as_ref().is_none_or(Session::is_closed) {
             // One connection per device: the old one is closed before a new one is opened (F141).
             self.disconnect("a new connection");
+            self.turn().await;
             let (clock, tally) = (self.clock.clone(), Arc::clone(&self.tally));
             let opened = self.opener.open(&self.spec, clock, tally).await;
             self.session = Some(opened.map_err(|error| {
                 count(&self.tally.connect_failures);
+                if let Some(turn) = self.turn.take() {
+                    turn.found_nobody(Duration::ZERO);
+                }
                 self.connect_error(&error)
             })?);
             count(&self.tally.connects);
+        }
+        // What never answers is there as far as anybody can know.
+        if self.spec.is_broadcast() {
+            self.ready = true;
+            self.failures = 0;
+            return Ok(());
         }
         let read = self.read_spans(&[self.probe]).await;
         match read {
@@ -215,6 +270,14 @@ impl Link {
             Err(called) if called.end.is_judged() => {}
             Err(called) => return Err(self.error(&called, &self.probe.to_string())),
         }
+        // That may have been the late reply to an earlier request, and its own reply comes only now: it must
+        // not be taken for the next one's.
+        if let (true, Some(port), LinkSpec::ModbusRtu(link)) =
+            (self.doubted, &self.opener.port, &self.spec)
+        {
+            port.settle(&Manners::of(link));
+        }
+        self.doubted = false;
         self.ready = true;
         self.failures = 0;
         Ok(())
@@ -274,6 +337,9 @@ impl Link {
     /// Whether nothing was answered for the heartbeat time (F069).
     #[must_use]
     pub fn heartbeat_due(&self) -> bool {
+        if self.spec.is_broadcast() {
+            return false;
+        }
         let now = (self.clock)();
         let limit_ns = self.spec.heartbeat_ms().saturating_mul(NS_PER_MS);
         self.last_reply
@@ -442,6 +508,7 @@ impl Link {
             ("stale_reply", &tally.stale_reply),
             ("wrong_unit", &tally.wrong_unit),
             ("misfits", &tally.misfits),
+            ("noise_bytes", &tally.noise_bytes),
             ("exceptions", &tally.exceptions),
             ("connects", &tally.connects),
             ("connect_failures", &tally.connect_failures),
@@ -453,12 +520,27 @@ impl Link {
     }
 
     pub(super) async fn call(&mut self, ask: &Ask) -> Called {
+        let turn = match self.quiet_line().await {
+            Ok(turn) => turn,
+            Err(why) => return Called::not_sent(why),
+        };
+        // Others may have had the line meanwhile (TIME-02).
+        if turn.is_some() && !matches!(ask, Ask::Read(_)) && self.is_too_late() {
+            return Called::not_sent(TOO_LATE);
+        }
         let Some(session) = &mut self.session else {
             return Called::not_sent("not connected");
         };
         let ident = self.ident;
         self.ident = self.ident.wrapping_add(1);
         let called = session.call(ident, ask).await;
+        if let (Some(turn), LinkSpec::ModbusRtu(link), false) =
+            (&turn, &self.spec, called.end.is_matched())
+        {
+            turn.found_nobody(Duration::from_millis(link.settle_ms));
+            self.doubted |= !matches!(called.end, End::NotSent(_));
+        }
+        drop(turn);
         match &called.end {
             End::Code(coded) if coded.proof == Proof::Offline => self.ready = false,
             end if end.is_matched() => self.last_reply = called.meter.replied_at,
@@ -470,6 +552,33 @@ impl Link {
             }
         }
         called
+    }
+
+    /// The turn on a shared line, and that line quiet; nothing where the line is this link's alone.
+    async fn quiet_line(&mut self) -> Result<Option<Turn>, String> {
+        let (Some(port), LinkSpec::ModbusRtu(link)) = (self.opener.port.clone(), &self.spec) else {
+            return Ok(None);
+        };
+        let manners = Manners::of(link);
+        if self.turn.is_none() {
+            // What is under way is not kept waiting by what others have yet to begin.
+            self.turn = Some(match self.ready {
+                true => port.turn(Purpose::Command).await,
+                false => port.turn(Purpose::Probe).await,
+            });
+        }
+        let turn = self.turn.take();
+        if self.session.as_ref().is_none_or(Session::is_closed) {
+            self.disconnect("the line was closed");
+            return Err("the line was closed".into());
+        }
+        if let Err(error) = port.quiet(&manners, &self.tally).await {
+            let why = error.to_string();
+            self.disconnect(&why);
+            self.ended.clone_from(&why);
+            return Err(why);
+        }
+        Ok(turn)
     }
 
     /// Reads `spans` in their order; the first that fails ends it.
@@ -523,6 +632,9 @@ impl Link {
 
     fn connect_error(&self, error: &std::io::Error) -> LinkError {
         let address = self.spec.address();
+        if matches!(&self.spec, LinkSpec::ModbusRtu(link) if matches!(link.way, Way::Serial(_))) {
+            return LinkError::Port(error.to_string());
+        }
         match error.kind() {
             ErrorKind::TimedOut => LinkError::ConnectTimeout {
                 address,
@@ -551,7 +663,9 @@ impl Link {
             End::NotSent(why) if self.is_open() => LinkError::NotPossible(why.clone()),
             End::NotSent(why) => LinkError::Lost(why.clone()),
             End::PartlySent(why) | End::NoReply(why) => LinkError::NoReply(why.clone()),
-            End::Words(_) | End::Echo => LinkError::NoReply("not what was asked for".into()),
+            End::Words(_) | End::Echo | End::Unconfirmable(_) => {
+                LinkError::NoReply("not what was asked for".into())
+            }
         }
     }
 }
@@ -566,7 +680,7 @@ pub(super) fn write_outcome(end: &End) -> Outcome {
         End::Code(coded) => coded.of_write(),
         End::NotSent(why) => Outcome::NotSent { why },
         End::PartlySent(why) => Outcome::PartlySent { why },
-        End::NoReply(why) => Outcome::SentNoReply { why },
+        End::NoReply(why) | End::Unconfirmable(why) => Outcome::SentNoReply { why },
         End::Echo => Outcome::DeviceReplied(Reply::WriteEcho),
         End::Words(_) => Outcome::SentNoReply {
             why: "a read's reply to a write".into(),

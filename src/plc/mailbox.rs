@@ -230,6 +230,6 @@ fn told(end: &End) -> String {
     match end {
         End::NotSent(why) | End::PartlySent(why) | End::NoReply(why) => why.clone(),
         End::Code(coded) => shown(&coded.code),
-        End::Words(_) | End::Echo => "not what was asked for".into(),
+        End::Words(_) | End::Echo | End::Unconfirmable(_) => "not what was asked for".into(),
     }
 }

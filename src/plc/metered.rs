@@ -33,6 +33,17 @@ pub(super) enum Fit {
     Misfit(String),
 }
 
+/// What the bytes at the front of those that came are, before a frame is looked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Skip {
+    /// A frame may begin here.
+    Nothing,
+    /// So many bytes are the request's own, given back by the line.
+    Echo(usize),
+    /// So many bytes belong to no reply: in plain words, what they are.
+    Noise(usize, String),
+}
+
 /// What a protocol's frames look like on a line.
 pub(super) trait Framing: Send {
     /// A request with this identification is next.
@@ -42,6 +53,14 @@ pub(super) trait Framing: Send {
     /// # Errors
     /// In plain words: it is none.
     fn outgoing(&mut self, request: &mut [u8]) -> std::result::Result<(), String>;
+    /// What of `bytes` can be no part of a reply, on lines where such bytes are usual.
+    ///
+    /// # Errors
+    /// In plain words: what they are leaves the line in doubt.
+    fn skip(&mut self, bytes: &[u8]) -> std::result::Result<Skip, String> {
+        let _ = bytes;
+        Ok(Skip::Nothing)
+    }
     /// Length of the frame that `bytes` begin with; `None`: not known yet.
     ///
     /// # Errors
@@ -70,6 +89,8 @@ pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {
     }
     /// Makes the coming close discard what the kernel still holds.
     fn abort_on_close(&self);
+    /// Has the kernel discard what it has not sent yet, where the line stays open.
+    fn discard_unsent(&self) {}
 }
 
 impl Wire for TcpStream {
@@ -104,6 +125,7 @@ pub(super) struct Tally {
     pub(super) stale_reply: AtomicU64,
     pub(super) wrong_unit: AtomicU64,
     pub(super) misfits: AtomicU64,
+    pub(super) noise_bytes: AtomicU64,
     pub(super) exceptions: AtomicU64,
     pub(super) connects: AtomicU64,
     pub(super) connect_failures: AtomicU64,
@@ -325,8 +347,28 @@ impl State {
         Poll::Ready(Ok(()))
     }
 
+    /// Drops and counts what can be no part of a reply.
+    fn skip_noise(&mut self) -> Result<()> {
+        loop {
+            match self.framing.skip(&self.raw) {
+                Ok(Skip::Nothing) => return Ok(()),
+                Ok(Skip::Echo(bytes)) => drop(self.raw.drain(..bytes)),
+                Ok(Skip::Noise(bytes, what)) => {
+                    let noise: Vec<u8> = self.raw.drain(..bytes).collect();
+                    self.tally.noise_bytes.fetch_add(bytes as u64, Relaxed);
+                    if !self.meter.request.is_empty() {
+                        self.meter.reply = bounded(&noise);
+                        self.meter.instead = Some(what);
+                    }
+                }
+                Err(why) => return Err(self.misfit(self.raw.clone(), why)),
+            }
+        }
+    }
+
     /// Compares the next whole frame; `false` if there is none.
     fn take_frame(&mut self) -> Result<bool> {
+        self.skip_noise()?;
         let total = match self.framing.frame_bytes(&self.raw) {
             Ok(Some(total)) if self.raw.len() >= total => total,
             Ok(_) => return Ok(false),

@@ -1,5 +1,5 @@
 //! Owns: the links to devices: what goes over the wire, what came back, and which reply fits which request.
-//! May call: core (types, mailbox, values).
+//! May call: core (types, mailbox, values), sys (the mode of a serial driver).
 //! Never: decide what an outcome means for an operation; write on a link in doubt; write anything again.
 
 mod exchange;
@@ -12,6 +12,10 @@ mod metered;
 pub mod modbus;
 mod opener;
 pub mod plan;
+pub mod port;
 mod remote;
+mod rtu;
+mod serial;
 pub mod source;
+mod turns;
 mod wire;

@@ -148,7 +148,7 @@ fn ended(request: &Request<'_>, response: Response) -> End {
 ///
 /// # Errors
 /// In plain words: no frame can.
-fn request(ask: &Ask) -> Result<Request<'static>, String> {
+pub(super) fn request(ask: &Ask) -> Result<Request<'static>, String> {
     match ask {
         Ask::Read(span) => read_request(*span),
         Ask::Write { start, words } => write_request(*start, words),
@@ -232,7 +232,7 @@ pub fn exception(code: u8) -> DeviceCode {
 }
 
 /// What an exception proves (SEND-04).
-fn coded(code: u8) -> Coded {
+pub(super) fn coded(code: u8) -> Coded {
     let proof = match code {
         0x01 => Proof::Refused,
         0x02 => Proof::RefusedPlace,

@@ -98,6 +98,11 @@ impl Limits {
                 let registers = link.read_registers_max.clamp(1, most);
                 (registers, super::modbus::READ_BITS_MAX)
             }
+            LinkSpec::ModbusRtu(link) => {
+                let most = super::modbus::READ_REGISTERS_MAX;
+                let registers = link.read_registers_max.clamp(1, most);
+                (registers, super::modbus::READ_BITS_MAX)
+            }
             LinkSpec::Mc(link) => super::melsec::read_limits(link),
         };
         Self {

@@ -344,6 +344,7 @@ impl Gate {
                 budget_bytes: 0,
                 commit: self.0.reader.durable(),
                 epoch: self.0.epoch,
+                telemetry_dropped: 0,
             },
             machines: Vec::new(),
             sinks: tokio::task::block_in_place(|| self.sink_status()),
@@ -365,6 +366,7 @@ impl Gate {
         };
         status.journal.used_bytes = snapshot.usage.used_bytes;
         status.journal.budget_bytes = snapshot.usage.budget_bytes;
+        status.journal.telemetry_dropped = snapshot.shed_total;
         status.journal.state = match (snapshot.recovery, &snapshot.full) {
             (true, _) => "damaged".into(),
             (false, Some(_)) => "full".into(),
@@ -601,12 +603,18 @@ impl Backend for Gate {
                     found.ok_or_else(|| ReadError::NotFound(format!("no event {key} is kept")))?
                 }
             };
-            let found = gate
-                .read(move |reader| reader.events(position, limit, EVENTS_BYTES_MAX))
+            // A page may be cut short by its bytes: only a look behind it says whether it is the last.
+            let (found, next) = gate
+                .read(move |reader| {
+                    let found = reader.events(position, limit, EVENTS_BYTES_MAX)?;
+                    let last = found.last().map(|(position, ..)| *position);
+                    let more = match last {
+                        Some(last) => !reader.events(last, 1, 0)?.is_empty(),
+                        None => false,
+                    };
+                    Ok((found, last.filter(|_| more)))
+                })
                 .await?;
-            let next = (found.len() == limit)
-                .then(|| found.last().map(|(position, ..)| *position))
-                .flatten();
             let items = found
                 .into_iter()
                 .map(|(position, event, _)| (position, event))

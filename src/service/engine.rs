@@ -17,7 +17,9 @@ use crate::core::record::{Block, Operation, Record, Stored};
 use crate::core::spec::MachineSpec;
 use crate::core::time::{Now, Stamp};
 use crate::failpoint;
-use crate::journal::{Capacity, CommitError, Damaged, Journal, Retention, Usage};
+use crate::journal::{
+    Capacity, CommitError, Damaged, Journal, Pressure, Retention, Sheddable, Usage,
+};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -82,6 +84,8 @@ pub struct Snapshot {
     pub usage: Usage,
     /// Why it is full, if it is.
     pub full: Option<String>,
+    /// Telemetry events given up for want of room, ever.
+    pub shed_total: u64,
 }
 
 /// One machine of a [`Snapshot`].
@@ -270,10 +274,7 @@ impl Engine {
     fn round(&mut self, round: &mut Round, first: Option<Message>) -> Result<(), EngineError> {
         let now = self.clock.now();
         self.beat.at(now.boottime_ns);
-        let mut outputs = Vec::new();
-        if let Some(output) = self.watch_capacity(&now) {
-            outputs.push(output);
-        }
+        let mut outputs = self.watch_capacity(&now)?;
         for input in std::mem::take(&mut round.returned) {
             outputs.extend(self.decide(&now, input));
         }
@@ -301,16 +302,29 @@ impl Engine {
         self.upkeep(round, &now, taken)
     }
 
-    fn watch_capacity(&mut self, now: &Now) -> Option<Output> {
+    /// Near the budget telemetry is given up, and at it nothing new is taken.
+    fn watch_capacity(&mut self, now: &Now) -> Result<Vec<Output>, EngineError> {
+        let mut outputs = Vec::new();
         let Store::Open(journal) = &mut self.store else {
-            return None;
+            return Ok(outputs);
         };
+        let pressure = journal.pressure();
+        if pressure == Pressure::High
+            && let Some(slice) = journal.sheddable(&self.retention)?
+        {
+            let Sheddable { through, keys } = slice;
+            outputs.push(self.core.handle(now, Input::Shed { through, keys }));
+        } else if let Some(over) = self.core.shed_over(now, pressure == Pressure::Low) {
+            outputs.push(self.core.handle(now, over));
+        }
         let full = match journal.capacity() {
             Capacity::Ok => None,
             Capacity::Full { why } => Some(why),
         };
-        let changed = full.is_some() != self.core.capacity_full().is_some();
-        changed.then(|| self.core.handle(now, Input::Capacity(full)))
+        if full.is_some() != self.core.capacity_full().is_some() {
+            outputs.push(self.core.handle(now, Input::Capacity(full)));
+        }
+        Ok(outputs)
     }
 
     fn take(&mut self, round: &mut Round, now: &Now, message: Message) -> Option<Output> {
@@ -631,6 +645,7 @@ impl Engine {
             alarms: self.core.alarms().cloned().collect(),
             usage,
             full,
+            shed_total: self.core.shed_total(),
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::core::time::{Deadline, NS_PER_MS, Stamp};
 use crate::failpoint;
 use crate::plc::link::{Link, Reading};
 use crate::plc::plan::{PointId, PollPlan};
+use crate::plc::port::Ports;
 use crate::plc::source::SourcePlan;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -278,6 +279,7 @@ impl MachineTask {
     #[must_use]
     pub fn new(
         shared: Arc<Shared>,
+        ports: &Ports,
         clock: Clock,
         engine: mpsc::Sender<Message>,
         errands: mpsc::UnboundedReceiver<Errand>,
@@ -288,7 +290,7 @@ impl MachineTask {
         let seed =
             crate::core::jitter::Jitter::new(clock.now().boottime_ns ^ spec.name.len() as u64);
         Self {
-            link: Link::new(&spec, clock.reader()),
+            link: Link::on(ports, &spec, clock.reader()),
             plan: PollPlan::new(&spec),
             sources: SourcePlan::new(&spec),
             put_off: VecDeque::new(),
@@ -317,10 +319,17 @@ impl MachineTask {
                 change: LinkChange::Connecting,
             })
             .await;
-            let left = match self.link.connect().await {
-                Ok(()) => self.connected().await,
-                Err(error) => Left::Lost(error.to_string()),
+            self.await_line().await;
+            let stopped = self.stop.borrow().is_some();
+            let left = if stopped {
+                Left::Stopped
+            } else {
+                match self.link.connect().await {
+                    Ok(()) => self.connected().await,
+                    Err(error) => Left::Lost(error.to_string()),
+                }
             };
+            self.link.yield_turn();
             let (reason, stopped) = match left {
                 Left::Stopped => (self.why_stopped().to_owned(), true),
                 Left::Lost(reason) => (reason, false),
@@ -347,6 +356,37 @@ impl MachineTask {
         self.stop.borrow().unwrap_or("its task has ended")
     }
 
+    /// Waits until a line that others use too is this machine's; nobody else waits for that.
+    async fn await_line(&mut self) {
+        let turn = self.link.turn();
+        tokio::pin!(turn);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut turn => return,
+                _ = self.stop.changed() => return,
+                Some(errand) = self.errands.recv() => {
+                    let refused = errand.refused(&self.spec.name, "waiting for the line");
+                    if let Some(input) = refused {
+                        let _ = self.engine.send(Message::Input(input)).await;
+                    }
+                }
+                () = tokio::time::sleep(Duration::from_millis(BEAT_MS_MAX)) => {
+                    self.beat.at(self.clock.now().boottime_ns);
+                }
+            }
+        }
+    }
+
+    /// The same for a poll, unless an errand comes first (SEND-07).
+    async fn errand_before_line(&mut self) -> Option<Errand> {
+        tokio::select! {
+            biased;
+            errand = self.errands.recv() => errand,
+            () = self.link.turn() => None,
+        }
+    }
+
     async fn connected(&mut self) -> Left {
         log::info!("{}: connected", self.spec.name);
         self.identified = self.spec.gate.identity.is_none().then_some(true);
@@ -369,6 +409,7 @@ impl MachineTask {
             } else if let Some(errand) = self.idle().await {
                 self.take(errand).await;
             }
+            self.link.yield_turn();
             if self.stop.borrow().is_some() && self.errands.is_empty() {
                 return Left::Stopped;
             }
@@ -418,11 +459,28 @@ impl MachineTask {
     async fn poll_once(&mut self) -> bool {
         let now = self.clock.now().boottime_ns;
         // Who answers comes before what it says (F055).
-        if self.identified.is_none() || self.gate_due_ns() <= now {
+        let gate = self.identified.is_none() || self.gate_due_ns() <= now;
+        let step = match gate {
+            true => None,
+            false => self.plan.due(now).into_iter().next(),
+        };
+        let source = match gate || step.is_some() {
+            true => None,
+            false => self.sources.due(now),
+        };
+        let nothing = !gate && step.is_none() && source.is_none();
+        if nothing && !self.link.heartbeat_due() {
+            return false;
+        }
+        if let Some(errand) = self.errand_before_line().await {
+            self.take(errand).await;
+            return true;
+        }
+        if gate {
             self.read_gate().await;
             return true;
         }
-        if let Some(step) = self.plan.due(now).into_iter().next() {
+        if let Some(step) = step {
             let readings = self.link.poll(&mut self.plan, &step).await;
             self.polls += 1;
             for reading in readings {
@@ -431,16 +489,13 @@ impl MachineTask {
             self.show_counters();
             return true;
         }
-        if let Some(index) = self.sources.due(now) {
+        if let Some(index) = source {
             self.look(index).await;
             return true;
         }
-        if self.link.heartbeat_due() {
-            // Its failure closes the link, which the caller sees.
-            let _ = self.link.heartbeat().await;
-            return true;
-        }
-        false
+        // Its failure closes the link, which the caller sees.
+        let _ = self.link.heartbeat().await;
+        true
     }
 
     async fn publish(&mut self, mut reading: Reading) {
@@ -606,6 +661,7 @@ impl MachineTask {
 
     async fn errand(&mut self, errand: Errand) {
         let machine = self.spec.name.clone();
+        self.link.hurry(true);
         match errand {
             Errand::Run {
                 operation,
@@ -649,6 +705,7 @@ impl MachineTask {
                 });
             }
         }
+        self.link.hurry(false);
         self.show_counters();
     }
 

@@ -17,6 +17,7 @@ use crate::core::record::{CursorRecord, Record, SinkRecord, StartRecord};
 use crate::core::roles::{self, Roles};
 use crate::core::spec::MachineSpec;
 use crate::journal::{self, OpenError, Opened, Options, Recovered, Retention};
+use crate::plc::port::Ports;
 use crate::sys;
 use sd_notify::NotifyState;
 use std::collections::HashMap;
@@ -97,6 +98,8 @@ struct Service {
     /// The journal is another computer's, and nobody has said that this one takes its place: no machine is
     /// touched, neither for commands nor for counts.
     foreign: bool,
+    /// The lines that machines share.
+    ports: Ports,
 }
 
 /// Runs the gateway until it is told to stop by a signal, or by `stop` where one is given.
@@ -182,6 +185,7 @@ fn build(
         note: recovered.note.clone(),
         clean: recovered.clean,
         foreign: recovered.foreign.clone(),
+        shed: recovered.shed.clone(),
         recovery,
     };
     let seed = now.boottime_ns ^ recovered.epoch.0.rotate_left(32);
@@ -276,6 +280,7 @@ fn build(
             note: recovered.note,
         },
         foreign: recovered.foreign.is_some(),
+        ports: Ports::default(),
     };
     (service, engine, sinks, reloads)
 }
@@ -477,6 +482,7 @@ impl Service {
         );
         let task = MachineTask::new(
             shared,
+            &self.ports,
             self.clock.clone(),
             self.engine.clone(),
             errands,

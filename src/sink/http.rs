@@ -30,7 +30,8 @@ const BODY_BYTES_MIN: usize = 4 * 1024;
 pub const BATCH_EVENTS_MAX: usize = 1_000;
 /// Most requests for one delivery; what is not sent then waits for the next.
 const POSTS_COUNT_MAX: usize = 256;
-/// So many events refused one by one, and none taken: it is not the events.
+/// So many events refused one by one and none taken: then one from the other end of the delivery is tried, and if
+/// that is refused too, it is not the events.
 const SUSPECTS_COUNT_MAX: usize = 3;
 /// Longest time until a connection stands, in milliseconds.
 pub const CONNECT_MS_MAX: u64 = 10_000;
@@ -184,6 +185,7 @@ impl HttpLane {
         };
         let mut parts = self.parts(&items);
         let mut posts = 0;
+        let mut tried_other_end = false;
         while let Some(part) = parts.pop() {
             if posts == POSTS_COUNT_MAX {
                 break;
@@ -197,7 +199,14 @@ impl HttpLane {
             match round.take(part, outcome) {
                 Next::Go => {}
                 Next::Halve(first, second) => parts.extend([second, first]),
-                Next::End => break,
+                Next::Doubt if !tried_other_end => {
+                    tried_other_end = true;
+                    let Some(last) = split_last(&mut parts) else {
+                        break;
+                    };
+                    parts.push(last..last + 1);
+                }
+                Next::Doubt | Next::End => break,
             }
         }
         self.settle(round, items).await
@@ -247,6 +256,17 @@ impl HttpLane {
     }
 }
 
+/// The last event that was not sent yet, taken out of its part.
+fn split_last(parts: &mut Vec<Range<usize>>) -> Option<usize> {
+    let rest = parts.first_mut()?;
+    rest.end -= 1;
+    let last = rest.end;
+    if rest.start == rest.end {
+        parts.remove(0);
+    }
+    Some(last)
+}
+
 fn is_taken(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Accepted | Verdict::Duplicate)
 }
@@ -263,6 +283,8 @@ struct Round {
 enum Next {
     Go,
     Halve(Range<usize>, Range<usize>),
+    /// Several were refused alone, and none was taken.
+    Doubt,
     End,
 }
 
@@ -288,7 +310,7 @@ impl Round {
             Outcome::TooLarge(reason) | Outcome::Refused(reason) if alone => {
                 self.suspects.push((part.start, reason));
                 if self.taken.is_none() && self.suspects.len() >= SUSPECTS_COUNT_MAX {
-                    return Next::End;
+                    return Next::Doubt;
                 }
                 Next::Go
             }

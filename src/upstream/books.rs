@@ -39,6 +39,7 @@ pub struct Books {
     driver: JoinHandle<()>,
     place: String,
     tls: bool,
+    is_here: bool,
     /// A call began and did not end: what the connection would answer next is not known.
     in_call: bool,
     /// Deliveries that the server rolled back with an error, to be counted with the next call.
@@ -66,7 +67,12 @@ impl Books {
     /// # Errors
     /// [`UpstreamError`], which says whether it passes by itself.
     pub async fn connect(target: &Target) -> Result<Self, UpstreamError> {
-        let Parts { config, tls, place } = target.parts()?;
+        let Parts {
+            config,
+            tls,
+            place,
+            is_here,
+        } = target.parts()?;
         let has_tls = tls.is_some();
         let seconds = CONNECT_MS_MAX / 1000;
         let late = UpstreamError::Passing(format!("{place}: no connection within {seconds} s"));
@@ -93,6 +99,7 @@ impl Books {
             driver,
             place,
             tls: has_tls,
+            is_here,
             in_call: false,
             failed: 0,
         };
@@ -120,10 +127,26 @@ impl Books {
         self.in_call || self.client.is_closed()
     }
 
+    /// Deliveries that the server rolled back with an error and that no call has counted yet.
+    #[must_use]
+    pub fn uncounted(&self) -> u64 {
+        self.failed
+    }
+
+    /// Has the next call count what a connection before this one could not.
+    pub fn count_too(&mut self, failed: u64) {
+        self.failed += failed;
+    }
+
     /// Whether the connection is encrypted.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.tls
+    }
+
+    /// Whether the connection stays on this computer.
+    pub(super) fn is_here(&self) -> bool {
+        self.is_here
     }
 
     /// `host:port/database`.

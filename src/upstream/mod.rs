@@ -10,6 +10,7 @@
 pub mod ack;
 mod books;
 pub mod broker;
+pub mod check;
 mod row;
 pub mod schema;
 mod target;

@@ -60,6 +60,8 @@ pub(super) struct Parts {
     pub(super) tls: Option<Arc<ClientConfig>>,
     /// `host:port/database`, for messages.
     pub(super) place: String,
+    /// Every host is this computer.
+    pub(super) is_here: bool,
 }
 
 impl Target {
@@ -111,6 +113,7 @@ impl Target {
         Ok(Parts {
             tls,
             place: place(&config),
+            is_here: is_here(&config),
             config,
         })
     }

@@ -318,6 +318,7 @@ impl Backend for Fake {
                 budget_bytes: 512 << 20,
                 commit: CommitNo(u64::MAX),
                 epoch: 7,
+                telemetry_dropped: 0,
             },
             machines: vec![MachineStatus {
                 name: "press-1".into(),

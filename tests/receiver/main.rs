@@ -2,6 +2,7 @@
 //! May call: the receiver, the http sink.
 //! Never: need a database: that is the system tests' matter.
 
+mod client;
 mod requests;
 mod server;
 mod sink;

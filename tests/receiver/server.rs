@@ -2,7 +2,8 @@
 //! May call: stage.
 //! Never: look at how it is done.
 
-use crate::stage::{Caller, OTHER_TOKEN, Stage, TOKEN, good, secret_file, settings, until};
+use crate::client::Caller;
+use crate::stage::{OTHER_TOKEN, Stage, TOKEN, good, secret_file, settings, until};
 use holdfast::receiver::{Connect, Receiver, ReceiverError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -190,7 +191,7 @@ async fn tokens_change_while_it_serves_all_or_nothing() {
             .contains("[limits] cannot change while running"),
         "{error}"
     );
-    let mut caller = Caller(tokio::net::TcpStream::connect(stage.address).await.unwrap());
+    let mut caller = Caller::connect(stage.address).await;
     assert_eq!(
         caller.post(new, json, &good(1..=1)).await.statuses(),
         ["duplicate"]

@@ -3,9 +3,10 @@
 //! Never: look at how it is done.
 
 use crate::stage::{Stage, TOKEN, event, secret_file};
-use holdfast::core::ids::CommitNo;
-use holdfast::core::outbox::Verdict;
-use holdfast::core::record::{EventRecord, Position};
+use holdfast::core::ids::{BootId, CommitNo};
+use holdfast::core::outbox::{Outbox, OutboxConfig, Verdict};
+use holdfast::core::record::{CursorRecord, EventRecord, Position, SinkRecord};
+use holdfast::core::time::Now;
 use holdfast::receiver::TlsFiles;
 use holdfast::sink::Sink;
 use holdfast::sink::http::{HttpSinkConfig, sink};
@@ -95,6 +96,54 @@ async fn what_the_books_say_of_an_event_is_what_the_gateway_hears() {
         matches!(&stopped[0], Verdict::Stop { reason } if reason.contains("does not know this gateway")),
         "{stopped:?}"
     );
+}
+
+// covers: F111
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_quarantined_is_counted_as_that_and_as_nothing_else() {
+    let stage = Stage::new().await;
+    let mut sink = to(&stage, &format!("http://{}", stage.address));
+    let mut all = events(1..=250);
+    for (_, event) in all.iter_mut().take(200) {
+        event.event_type = "x".repeat(200);
+    }
+    let cursor = CursorRecord {
+        sink: "mes".into(),
+        ..CursorRecord::default()
+    };
+    let mut outbox = Outbox::new(cursor, SinkRecord::default(), OutboxConfig::default(), 7);
+    let head = CommitNo(250);
+    let now = Now {
+        wall_us: 0,
+        wall_trusted: true,
+        boottime_ns: 1,
+        boot_id: BootId::default(),
+    };
+    let mut dead = 0;
+    for _ in 0..100 {
+        while let Some(want) = outbox.want(head) {
+            let behind = all.iter().filter(|(at, _)| *at > want.after);
+            let read: Vec<_> = behind.take(want.events_max).cloned().collect();
+            let whole = read.last().is_none_or(|(at, _)| at.no == head);
+            outbox.offer(&want, read, whole.then_some(head));
+        }
+        let Some(batch) = outbox.next_batch(&now) else {
+            break;
+        };
+        let verdicts = deliver(&mut sink, &batch.events).await;
+        dead += outbox.answered(&now, batch, verdicts).len() as u64;
+        let (cursor, _) = outbox.record();
+        let pending = 250 - stage.memory.events.lock().unwrap().len() as u64 - dead;
+        assert_eq!(cursor.accepted + dead + pending, 250);
+        assert_eq!(
+            (cursor.malformed, cursor.duplicates, cursor.retries),
+            (dead, 0, 0)
+        );
+    }
+    let (cursor, _) = outbox.record();
+    assert_eq!((cursor.accepted, cursor.malformed, dead), (50, 200, 200));
+    assert_eq!(outbox.through(), all[249].0);
+    assert_eq!(stage.memory.dead.lock().unwrap().len(), 200);
 }
 
 /// An authority and a certificate of it for `localhost`.

@@ -65,7 +65,7 @@ pub(crate) async fn assert_adds_up(database: &Database<'_>) {
     assert_eq!(database.total().await, database.number(sum).await);
 }
 
-// covers: B1, B2, B6, B7, B14, ING-02, ING-03
+// covers: B1, B2, B14, ING-02, ING-03
 #[tokio::test]
 async fn the_exercise_of_the_article() {
     for version in VERSIONS {
@@ -112,6 +112,41 @@ async fn the_exercise_of_the_article() {
         let body = "SELECT body FROM holdfast.events WHERE source = 'A' AND sequence = 42";
         assert_eq!(database.value(body).await, "{\"pieces\":  1}");
         assert_eq!(database.counters().await, [5, 2, 2, 1, 0, 0]);
+        assert_adds_up(&database).await;
+    }
+}
+
+// covers: B6, B7, B16, ING-02, ING-03, ING-06
+#[tokio::test]
+async fn twelve_deliveries_of_ten_keys_and_then_another_value() {
+    for version in VERSIONS {
+        let database = PostgresServer::shared(version).await.database().await;
+        let mut books = Books::connect(&database.writer()).await.unwrap();
+        let mut said = String::new();
+        for sequence in (1..=10).chain([4, 4]) {
+            said += &enter(&mut books, &[row("A", 7, sequence, 1)]).await;
+        }
+        assert_eq!(said, "aaaaaaaaaadd");
+        assert_eq!(
+            (
+                database.rows().await,
+                database.total().await,
+                database.pending().await
+            ),
+            (10, 10, 0)
+        );
+        assert_eq!(enter(&mut books, &[row("A", 7, 4, 9)]).await, "c");
+        assert_eq!(
+            (
+                database.rows().await,
+                database.total().await,
+                database.pending().await
+            ),
+            (10, 10, 1)
+        );
+        let original = "SELECT qty FROM holdfast.event WHERE sequence = 4";
+        assert_eq!(database.number(original).await, 1);
+        assert_eq!(database.counters().await, [13, 10, 2, 1, 0, 0]);
         assert_adds_up(&database).await;
     }
 }

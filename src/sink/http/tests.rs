@@ -469,6 +469,34 @@ async fn a_poisoned_event_is_found_and_the_others_are_taken() {
     assert_eq!(asked, [["press-1/7/500"], ["press-1/7/1000"]]);
 }
 
+// covers: FWD-02
+#[tokio::test]
+async fn several_poisoned_events_at_the_head_of_the_very_first_delivery_are_found_too() {
+    let (url, _) = server(|asked| {
+        if asked
+            .keys()
+            .iter()
+            .any(|key| key.len() == "press-1/7/1".len() && !key.ends_with("/9"))
+        {
+            problem(422, json!({"detail": "not these"}))
+        } else {
+            results(asked, |_| "accepted")
+        }
+    })
+    .await;
+    let verdicts = lane(&url).deliver(&events(1..=500)).await;
+    for (n, verdict) in (1..).zip(&verdicts) {
+        if n < 9 {
+            assert!(
+                matches!(verdict, Verdict::Malformed { .. }),
+                "{n}: {verdict:?}"
+            );
+        } else {
+            assert_eq!(*verdict, Verdict::Accepted, "{n}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_place_that_refuses_everything_makes_no_dead_letters() {
     for status in [400, 413, 422] {

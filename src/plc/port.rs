@@ -1,0 +1,412 @@
+//! Owns: a line that several machines may share: its one opening, its silences, what came unasked on it.
+//! May call: exchange, metered, rtu, serial, turns, wire of this room; core serial.
+//! Never: send before the line was silent for as long as it must be; judge a reply.
+
+use super::exchange::{Ask, Called, End, Framed};
+use super::metered::{Clock, Line, Tally, Wire};
+use super::rtu::{RtuCodec, RtuFraming};
+use super::turns::{Purpose, Turn, Turns};
+use super::{serial, wire};
+use crate::core::serial::{ModbusRtu, Way};
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::io::{Error, ErrorKind, Result};
+use std::pin::Pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, timeout_at};
+
+/// Longest wait for a line to fall silent beside its settle time, in milliseconds.
+const DRAIN_MS_MAX: u64 = 5_000;
+/// Most bytes of noise read at once.
+const DRAIN_BYTES_MAX: usize = 2_048;
+/// So many requests in a row that nobody answered have a connection through a server opened anew.
+const UNANSWERED_MAX: u32 = 3;
+/// Between two log lines about noise on one line, in milliseconds.
+const NOISE_LOG_MS_MIN: u64 = 60_000;
+
+/// The lines of this process: machines that name the same one share it.
+#[derive(Clone, Default)]
+pub struct Ports(Arc<Mutex<HashMap<Way, Weak<Port>>>>);
+
+impl Ports {
+    pub(super) fn get(&self, way: &Way) -> Arc<Port> {
+        let mut ports = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.retain(|_, port| port.strong_count() > 0);
+        if let Some(port) = ports.get(way).and_then(Weak::upgrade) {
+            return port;
+        }
+        let port = Arc::new(Port::new(way.clone()));
+        ports.insert(way.clone(), Arc::downgrade(&port));
+        port
+    }
+}
+
+/// How a line is treated, as one machine's configuration has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manners {
+    settle: Duration,
+    turnaround: Duration,
+    timeout_ms: u64,
+}
+
+impl Manners {
+    pub(super) fn of(link: &ModbusRtu) -> Self {
+        Self {
+            settle: Duration::from_millis(link.settle_ms),
+            turnaround: Duration::from_millis(link.turnaround_ms),
+            timeout_ms: link.timeout_ms,
+        }
+    }
+}
+
+struct Opened {
+    wire: Box<dyn Wire>,
+    number: u64,
+}
+
+#[derive(Default)]
+struct State {
+    opened: Option<Opened>,
+    /// Openings so far.
+    number: u64,
+    /// The last byte that came, or that will have left.
+    busy_until: Option<Instant>,
+    /// The silence without which the line is not used again.
+    doubt: Option<Duration>,
+    unanswered: u32,
+    noise_logged: Option<Instant>,
+}
+
+/// One line.
+pub(super) struct Port {
+    way: Way,
+    turns: Turns,
+    state: Mutex<State>,
+}
+
+impl Port {
+    fn new(way: Way) -> Self {
+        Self {
+            way,
+            turns: Turns::default(),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a turn; may be dropped while it waits.
+    pub(super) async fn turn(&self, purpose: Purpose) -> Turn {
+        self.turns.take(purpose).await
+    }
+
+    /// Opens the line if it is not open. The caller has the turn.
+    async fn open(&self, manners: &Manners) -> Result<u64> {
+        if let Some(opened) = &self.state().opened {
+            return Ok(opened.number);
+        }
+        let wire = match &self.way {
+            Way::Serial(line) => serial::open(line).await?,
+            Way::Tcp { host, port } => wire::tcp(host, *port, manners.timeout_ms).await?,
+        };
+        Ok(self.opened(wire, manners))
+    }
+
+    /// What stood in the adapter's buffers, or on the way, is not known.
+    fn opened(&self, wire: Box<dyn Wire>, manners: &Manners) -> u64 {
+        let mut state = self.state();
+        state.number += 1;
+        let number = state.number;
+        state.opened = Some(Opened { wire, number });
+        state.doubt = Some(manners.settle);
+        state.unanswered = 0;
+        number
+    }
+
+    fn is_open(&self, number: u64) -> bool {
+        let state = self.state();
+        state.opened.as_ref().is_some_and(|o| o.number == number)
+    }
+
+    fn close(&self) {
+        self.state().opened = None;
+    }
+
+    fn gap(&self) -> Duration {
+        match &self.way {
+            Way::Serial(line) => Duration::from_micros(line.gap_us()),
+            Way::Tcp { .. } => Duration::ZERO,
+        }
+    }
+
+    /// Waits until a request may go: silence between frames, and after a doubt as long as a late reply may take.
+    /// What comes meanwhile is nobody's. The caller has the turn.
+    pub(super) async fn quiet(&self, manners: &Manners, tally: &Tally) -> Result<()> {
+        let gap = self.gap() + manners.turnaround;
+        let doubt = self.state().doubt;
+        let silence = doubt.unwrap_or_default().max(gap);
+        let began = Instant::now();
+        let most = began + silence + Duration::from_millis(DRAIN_MS_MAX);
+        let mut until = match (doubt, self.state().busy_until) {
+            (Some(silence), _) => began + silence,
+            (None, Some(busy)) => busy + gap,
+            (None, None) => began,
+        };
+        let mut noise = Vec::new();
+        while let Ok(read) = timeout_at(until, self.read_some(&mut noise)).await {
+            let read = read.inspect_err(|_| self.close())?;
+            tally.noise_bytes.fetch_add(read as u64, Relaxed);
+            until = Instant::now() + silence;
+            if until > most {
+                let address = self.way.address();
+                return Err(Error::other(format!(
+                    "{address} does not fall silent: another master, noise, or a wrong baud rate?"
+                )));
+            }
+        }
+        self.state().doubt = None;
+        self.log_noise(&noise);
+        Ok(())
+    }
+
+    fn log_noise(&self, noise: &[u8]) {
+        if noise.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        let pause = Duration::from_millis(NOISE_LOG_MS_MIN);
+        if state.noise_logged.is_none_or(|at| at.elapsed() >= pause) {
+            state.noise_logged = Some(Instant::now());
+            log::warn!(
+                "{}: {} bytes that nobody had asked for, such as {}; more are only counted for a while",
+                self.way.address(),
+                noise.len(),
+                super::matching::hex(&noise[..noise.len().min(16)])
+            );
+        }
+    }
+
+    /// The next bytes that come; the first of them are added to `kept`.
+    async fn read_some(&self, kept: &mut Vec<u8>) -> Result<usize> {
+        poll_fn(|cx| {
+            let mut room = [0; DRAIN_BYTES_MAX];
+            let mut room = ReadBuf::new(&mut room);
+            ready!(self.poll_read(cx, None, &mut room))?;
+            let read = room.filled();
+            let keep = DRAIN_BYTES_MAX.saturating_sub(kept.len()).min(read.len());
+            kept.extend_from_slice(&read[..keep]);
+            Poll::Ready(Ok(read.len()))
+        })
+        .await
+    }
+
+    fn poll_read(
+        &self,
+        cx: &mut Context<'_>,
+        number: Option<u64>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<Result<()>> {
+        let mut state = self.state();
+        let opened = state.opened_as(number)?;
+        let before = out.filled().len();
+        let read = ready!(Pin::new(opened.wire.as_mut()).poll_read(cx, out));
+        let read = match read {
+            // An adapter that was pulled out reads as the end, over and over.
+            Ok(()) if out.filled().len() == before => Err(self.gone()),
+            Ok(()) => Ok(()),
+            Err(e) => Err(Error::new(e.kind(), format!("{}: {e}", self.way.address()))),
+        };
+        match &read {
+            Ok(()) => state.busy_until = Some(Instant::now()),
+            Err(_) => state.opened = None,
+        }
+        Poll::Ready(read)
+    }
+
+    fn poll_write(&self, cx: &mut Context<'_>, number: u64, bytes: &[u8]) -> Poll<Result<usize>> {
+        let mut state = self.state();
+        let opened = state.opened_as(Some(number))?;
+        let taken = ready!(Pin::new(opened.wire.as_mut()).poll_write(cx, bytes));
+        match &taken {
+            Ok(count) => {
+                let now = Instant::now();
+                let from = state.busy_until.map_or(now, |busy| busy.max(now));
+                state.busy_until = Some(from + self.time(*count));
+            }
+            Err(_) => state.opened = None,
+        }
+        Poll::Ready(taken)
+    }
+
+    fn time(&self, characters: usize) -> Duration {
+        match &self.way {
+            Way::Serial(line) => Duration::from_micros(line.time_us(characters)),
+            Way::Tcp { .. } => Duration::ZERO,
+        }
+    }
+
+    fn gone(&self) -> Error {
+        let what = match &self.way {
+            Way::Serial(line) => format!("{} is gone: was the adapter unplugged?", line.path),
+            Way::Tcp { .. } => "the server closed the connection".into(),
+        };
+        Error::new(ErrorKind::UnexpectedEof, what)
+    }
+
+    /// Has the line fall silent before the next request, as after a doubt.
+    pub(super) fn settle(&self, manners: &Manners) {
+        self.state().doubt = Some(manners.settle);
+    }
+
+    /// A request that nothing matched: its reply may still come, and must find nobody waiting.
+    fn doubt(&self, settle: Duration) {
+        let mut state = self.state();
+        state.doubt = Some(settle);
+        state.unanswered = state.unanswered.saturating_add(1);
+        if let Some(opened) = &state.opened {
+            opened.wire.discard_unsent();
+        }
+        // A way through a server may be half dead; a port of this computer says so when it is gone.
+        if matches!(self.way, Way::Tcp { .. }) && state.unanswered >= UNANSWERED_MAX {
+            state.opened = None;
+        }
+    }
+}
+
+impl State {
+    fn opened_as(&mut self, number: Option<u64>) -> Result<&mut Opened> {
+        let closed = || Error::new(ErrorKind::NotConnected, "the line was closed");
+        let opened = self.opened.as_mut().ok_or_else(closed)?;
+        match number {
+            Some(number) if number != opened.number => Err(closed()),
+            _ => Ok(opened),
+        }
+    }
+}
+
+/// One opening of a port, as one machine's line uses it while it has the turn.
+struct PortWire {
+    port: Arc<Port>,
+    number: u64,
+}
+
+impl AsyncRead for PortWire {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<Result<()>> {
+        self.port.poll_read(cx, Some(self.number), out)
+    }
+}
+
+impl AsyncWrite for PortWire {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        self.port.poll_write(cx, self.number, bytes)
+    }
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Wire for PortWire {
+    fn closed_by_peer(&self) -> Option<String> {
+        match self.port.state().opened_as(Some(self.number)) {
+            Ok(opened) => opened.wire.closed_by_peer(),
+            Err(closed) => Some(closed.to_string()),
+        }
+    }
+    // The others' line stays; what is in doubt is drained before the next request.
+    fn abort_on_close(&self) {}
+}
+
+/// One machine's use of a port.
+pub(super) struct OnPort {
+    port: Arc<Port>,
+    number: u64,
+    framed: Framed,
+    manners: Manners,
+}
+
+impl OnPort {
+    /// Opens the port if nobody has. The caller has the turn.
+    pub(super) async fn open(
+        port: &Arc<Port>,
+        link: &ModbusRtu,
+        clock: Clock,
+        tally: Arc<Tally>,
+    ) -> Result<Self> {
+        let manners = Manners::of(link);
+        let number = port.open(&manners).await?;
+        let port = Arc::clone(port);
+        let wire = Box::new(PortWire {
+            port: Arc::clone(&port),
+            number,
+        });
+        let framing = Box::new(RtuFraming::new(link.echo));
+        let line = Line::new(wire, framing, clock, Arc::clone(&tally));
+        let timeout = Duration::from_millis(link.timeout_ms);
+        let codec = Box::new(RtuCodec::new(link));
+        Ok(Self {
+            port,
+            number,
+            framed: Framed::over(codec, line, tally, timeout),
+            manners,
+        })
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.framed.is_closed() || !self.port.is_open(self.number)
+    }
+
+    pub(super) fn abort(&self) {
+        self.framed.abort();
+    }
+
+    /// One request on a line that is quiet. The caller has the turn.
+    pub(super) async fn call(&mut self, ident: u16, ask: &Ask) -> Called {
+        let mut guard = DoubtUnlessMatched {
+            port: &self.port,
+            settle: self.manners.settle,
+            doubt: true,
+        };
+        let called = self.framed.call(ident, ask).await;
+        guard.doubt = match &called.end {
+            End::NotSent(_) => false,
+            // Nobody answers; whoever does all the same must find nobody waiting.
+            End::Unconfirmable(_) => true,
+            end => !end.is_matched(),
+        };
+        if called.end.is_matched() {
+            self.port.state().unanswered = 0;
+        }
+        called
+    }
+}
+
+struct DoubtUnlessMatched<'a> {
+    port: &'a Port,
+    settle: Duration,
+    doubt: bool,
+}
+
+impl Drop for DoubtUnlessMatched<'_> {
+    fn drop(&mut self) {
+        if self.doubt {
+            self.port.doubt(self.settle);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "port_tests.rs"]
+mod tests;

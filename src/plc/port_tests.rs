@@ -1,0 +1,320 @@
+//! Owns: the proof of a line's silences: what comes late, what comes unasked, who waits for whom.
+//! May call: link, port and what they stand on; a pipe in place of the line.
+//! Never: tell a late reply from a true one by anything but its value.
+
+use super::super::link::Link;
+use super::super::rtu::crc;
+use super::super::rtu::tests::{clock, link};
+use super::*;
+use crate::core::contract::{Job, Outcome, Reply};
+use crate::core::jitter::Jitter;
+use crate::core::serial::{Parity, SerialLine};
+use crate::core::spec::{
+    Address, DataType, GateSpec, LinkSpec, MachineSpec, ModbusArea, Scalar, Tag, WordOrder,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+fn serial_line(baud: u32) -> Way {
+    Way::Serial(SerialLine {
+        path: "/dev/null".into(),
+        baud,
+        data_bits: 8,
+        parity: Parity::Even,
+        stop_bits: 1,
+        rs485: false,
+    })
+}
+
+fn machine(link: &ModbusRtu) -> MachineSpec {
+    MachineSpec {
+        name: "press-1".into(),
+        owner: "gw".into(),
+        read_only: false,
+        link: LinkSpec::ModbusRtu(link.clone()),
+        gate: GateSpec::default(),
+        tags: vec![Tag {
+            name: "first".into(),
+            at: holding(900),
+            unit: None,
+            poll_ms: 100,
+            no_value: Vec::new(),
+            group: None,
+        }],
+        groups: Vec::new(),
+        events: Vec::new(),
+        commands: Vec::new(),
+        mailbox: None,
+    }
+}
+
+fn holding(offset: u16) -> Scalar {
+    Scalar {
+        address: Address::Modbus {
+            area: ModbusArea::Holding,
+            offset,
+        },
+        data_type: DataType::U16,
+        word_order: WordOrder::HighFirst,
+    }
+}
+
+/// A line with somebody at its other end, and a link on it.
+fn on_pipe(link: &ModbusRtu) -> (Link, Arc<Port>, DuplexStream) {
+    let (near, far) = duplex(1 << 16);
+    let ports = Ports::default();
+    let port = ports.get(&link.way);
+    port.opened(Box::new(near), &Manners::of(link));
+    (Link::on(&ports, &machine(link), clock()), port, far)
+}
+
+/// The reply to a read of one register.
+fn value(unit: u8, value: u16) -> Vec<u8> {
+    let [high, low] = value.to_be_bytes();
+    let body = [unit, 3, 2, high, low];
+    [&body[..], &crc(&body).to_le_bytes()].concat()
+}
+
+/// Answers each read with the register's own number, as late as `late` has it, in the order of the requests.
+async fn serve(mut far: DuplexStream, mut late: impl FnMut() -> Duration) {
+    let mut request = [0; 8];
+    while far.read_exact(&mut request).await.is_ok() {
+        tokio::time::sleep(late()).await;
+        let register = u16::from_be_bytes([request[2], request[3]]);
+        if far.write_all(&value(request[0], register)).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn read(link: &mut Link, offset: u16) -> Option<i128> {
+    let points = vec![("v".to_owned(), holding(offset))];
+    match link.run(&Job::Read { points }).await.outcome {
+        Outcome::DeviceReplied(Reply::Values(values)) => values[0].1.as_int(),
+        _ => None,
+    }
+}
+
+// covers: SEND-05, SEND-06, F003
+#[tokio::test]
+async fn a_reply_to_an_abandoned_request_is_never_taken_for_another() {
+    const LINES: u64 = 25;
+    const ROUNDS: u16 = 40;
+    let line = |seed: u64| async move {
+        let mut spec = link(1, false);
+        spec.way = serial_line(115_200);
+        spec.timeout_ms = 20;
+        spec.settle_ms = 90;
+        let (mut link, _, far) = on_pipe(&spec);
+        let mut dice = Jitter::new(seed);
+        // In time, or too late by at most half of what the line is left to settle.
+        let device = tokio::spawn(serve(far, move || match dice.below(3) {
+            0 => Duration::from_millis(22 + dice.below(40)),
+            _ => Duration::from_millis(dice.below(8)),
+        }));
+        let (mut good, mut none) = (0, 0);
+        for round in 0..ROUNDS {
+            if !link.is_connected() && link.connect().await.is_err() {
+                none += 1;
+                continue;
+            }
+            match read(&mut link, round).await {
+                Some(found) => {
+                    assert_eq!(found, i128::from(round), "seed {seed}");
+                    good += 1;
+                }
+                None => none += 1,
+            }
+        }
+        device.abort();
+        (good, none)
+    };
+    let (mut good, mut none) = (0, 0);
+    for (of_line, lost) in futures_util::future::join_all((0..LINES).map(line)).await {
+        good += of_line;
+        none += lost;
+    }
+    assert!(good > 200 && none > 100, "{good} good, {none} without");
+    assert_eq!(good + none, 1_000);
+}
+
+// covers: F003
+#[tokio::test]
+async fn a_late_reply_that_waited_for_the_next_request_is_found_out_by_what_follows_it() {
+    let mut spec = link(1, false);
+    spec.way = serial_line(115_200);
+    spec.timeout_ms = 60;
+    let (mut link, _, mut far) = on_pipe(&spec);
+    let device = tokio::spawn(async move {
+        let mut request = [0; 8];
+        let mut abandoned = None;
+        while far.read_exact(&mut request).await.is_ok() {
+            let register = u16::from_be_bytes([request[2], request[3]]);
+            if register == 0 {
+                // Comes only with the next request, whatever the line was left to settle.
+                abandoned = Some(value(1, 0xAAAA));
+                continue;
+            }
+            if let Some(late) = abandoned.take() {
+                far.write_all(&late).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            far.write_all(&value(1, 0xBBBB)).await.unwrap();
+        }
+    });
+    link.connect().await.unwrap();
+    assert_eq!(read(&mut link, 0).await, None);
+    assert!(!link.is_connected());
+    link.connect().await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(read(&mut link, 100).await, Some(0xBBBB));
+    }
+    let counters = link.counters();
+    assert!(
+        counters.contains(&("noise_bytes".into(), 7)),
+        "{counters:?}"
+    );
+    device.abort();
+}
+
+// covers: F025
+#[tokio::test]
+async fn a_request_goes_out_only_after_three_and_a_half_characters_of_silence() {
+    let mut first = link(1, false);
+    first.way = serial_line(9_600);
+    first.settle_ms = 10;
+    first.timeout_ms = 5_000;
+    let second = ModbusRtu {
+        unit: 2,
+        ..first.clone()
+    };
+    let (near, mut far) = duplex(1 << 16);
+    let ports = Ports::default();
+    let port = ports.get(&first.way);
+    port.opened(Box::new(near), &Manners::of(&first));
+    let mut links = [&first, &second].map(|spec| Link::on(&ports, &machine(spec), clock()));
+    let device = tokio::spawn(async move {
+        let mut request = [0; 8];
+        let mut last = None;
+        let mut least = Duration::MAX;
+        for _ in 0..102 {
+            far.read_exact(&mut request).await.unwrap();
+            if let Some(last) = last {
+                least = least.min(Instant::now() - last);
+            }
+            let register = u16::from_be_bytes([request[2], request[3]]);
+            let reply = value(request[0], register);
+            last = Some(Instant::now());
+            far.write_all(&reply).await.unwrap();
+        }
+        least
+    });
+    for link in &mut links {
+        link.connect().await.unwrap();
+    }
+    for round in 0..50 {
+        for link in &mut links {
+            assert_eq!(read(link, round).await, Some(round.into()));
+        }
+    }
+    let least = device.await.unwrap();
+    assert!(least >= Duration::from_micros(4_010), "{least:?}");
+}
+
+// covers: F019, F013
+#[tokio::test]
+async fn what_comes_while_nothing_is_asked_is_dropped_and_counted() {
+    let mut spec = link(1, false);
+    spec.way = serial_line(115_200);
+    let (mut link, port, mut far) = on_pipe(&spec);
+    let stranger = [0x07, 0x41, 0x01, 0x02, 0x03, 0x95, 0x5D];
+    for round in 0..20 {
+        far.write_all(&stranger).await.unwrap();
+        // It would fit the request that follows.
+        far.write_all(&value(1, 0xDEAD)).await.unwrap();
+        let (asked, _) = tokio::join!(
+            async {
+                if !link.is_connected() {
+                    link.connect().await.unwrap();
+                }
+                read(&mut link, round).await
+            },
+            async {
+                let requests = if round == 0 { 2 } else { 1 };
+                for _ in 0..requests {
+                    let mut request = [0; 8];
+                    far.read_exact(&mut request).await.unwrap();
+                    let register = u16::from_be_bytes([request[2], request[3]]);
+                    far.write_all(&value(1, register)).await.unwrap();
+                }
+            }
+        );
+        assert_eq!(asked, Some(round.into()));
+    }
+    assert!(port.is_open(1), "the port stays open");
+    let counters = link.counters();
+    assert!(
+        counters.contains(&("noise_bytes".into(), 20 * 14)),
+        "{counters:?}"
+    );
+    assert!(counters.contains(&("timeouts".into(), 0)), "{counters:?}");
+}
+
+#[tokio::test]
+async fn a_line_that_never_falls_silent_is_said_to_be_so() {
+    let mut spec = link(1, false);
+    spec.way = serial_line(115_200);
+    let (_, port, mut far) = on_pipe(&spec);
+    let babble = tokio::spawn(async move {
+        while far.write_all(&[0x55; 64]).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    let mut manners = Manners::of(&spec);
+    manners.settle = Duration::from_millis(50);
+    port.settle(&manners);
+    let tally = Tally::default();
+    let error = port.quiet(&manners, &tally).await.unwrap_err().to_string();
+    assert!(error.contains("does not fall silent"), "{error}");
+    assert!(tally.noise_bytes.load(Relaxed) > 1_000);
+    babble.abort();
+}
+
+// covers: F021
+#[tokio::test]
+async fn one_units_silence_takes_the_line_from_nobody_else() {
+    let mut first = link(1, false);
+    first.way = serial_line(115_200);
+    first.timeout_ms = 40;
+    let (near, far) = duplex(1 << 16);
+    let ports = Ports::default();
+    let port = ports.get(&first.way);
+    port.opened(Box::new(near), &Manners::of(&first));
+    let unit = |unit| ModbusRtu {
+        unit,
+        ..first.clone()
+    };
+    let mut good = Link::on(&ports, &machine(&unit(1)), clock());
+    let mut silent = Link::on(&ports, &machine(&unit(2)), clock());
+    let device = tokio::spawn(async move {
+        let mut far = far;
+        let mut request = [0; 8];
+        while far.read_exact(&mut request).await.is_ok() {
+            if request[0] == 1 {
+                let register = u16::from_be_bytes([request[2], request[3]]);
+                far.write_all(&value(1, register)).await.unwrap();
+            }
+        }
+    });
+    good.connect().await.unwrap();
+    for round in 0..5 {
+        assert!(silent.connect().await.is_err());
+        assert!(good.is_connected());
+        assert_eq!(read(&mut good, round).await, Some(round.into()));
+    }
+    // When the line itself goes, both know.
+    device.abort();
+    let _ = device.await;
+    assert_eq!(read(&mut good, 9).await, None);
+    assert!(!good.is_open() && !silent.is_open());
+    assert!(good.why_ended().contains("is gone"), "{}", good.why_ended());
+}

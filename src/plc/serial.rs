@@ -1,0 +1,145 @@
+//! Owns: opening a serial port, for this process alone, and saying why it cannot be opened.
+//! May call: sys (the direction of an RS-485 line); core serial; the serial port's driver.
+//! Never: keep what a name meant: the path is followed anew at every opening; wait for the port on the runtime.
+
+use super::metered::Wire;
+use crate::core::serial::{Parity, SerialLine};
+use std::fs;
+use std::io::{Error, Result};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_serial::{ClearBuffer, DataBits, FlowControl, SerialPort as _, SerialStream, StopBits};
+
+/// Most processes that are looked at for who holds a port.
+const PROCESSES_MAX: usize = 10_000;
+
+/// Opens the port: locked against others (`TIOCEXCL` and `flock`), raw, without flow control, its buffers empty.
+///
+/// # Errors
+/// In plain words, with who holds it where that can be seen.
+pub(super) async fn open(line: &SerialLine) -> Result<Box<dyn Wire>> {
+    let line = line.clone();
+    // A driver may take its time over an opening.
+    let opened = tokio::task::spawn_blocking(move || open_now(&line)).await;
+    opened.map_err(Error::other)?
+}
+
+fn open_now(line: &SerialLine) -> Result<Box<dyn Wire>> {
+    let builder = tokio_serial::new(&line.path, line.baud)
+        .data_bits(match line.data_bits {
+            7 => DataBits::Seven,
+            _ => DataBits::Eight,
+        })
+        .parity(match line.parity {
+            Parity::None => tokio_serial::Parity::None,
+            Parity::Even => tokio_serial::Parity::Even,
+            Parity::Odd => tokio_serial::Parity::Odd,
+        })
+        .stop_bits(match line.stop_bits {
+            2 => StopBits::Two,
+            _ => StopBits::One,
+        })
+        .flow_control(FlowControl::None);
+    let stream = SerialStream::open(&builder).map_err(|e| refused(&line.path, &e.to_string()))?;
+    if line.rs485 {
+        crate::sys::set_rs485(stream.as_raw_fd()).map_err(|e| {
+            let path = &line.path;
+            Error::other(format!(
+                "{path}: the driver does not switch an RS-485 line ({e}), and the board profile says that it does"
+            ))
+        })?;
+    }
+    let _ = stream.clear(ClearBuffer::All);
+    Ok(Box::new(SerialWire(stream)))
+}
+
+fn refused(path: &str, why: &str) -> Error {
+    let text = match (fs::canonicalize(path), holders(path)) {
+        (Err(_), _) => format!("serial port {path} is not there: is the adapter plugged in?"),
+        (Ok(_), holders) if !holders.is_empty() => format!(
+            "serial port {path} is in use by {}: end that process",
+            holders.join(", ")
+        ),
+        (Ok(_), _) => format!(
+            "serial port {path} cannot be opened: {why}; is it in use by another user's process, and may this user \
+             open it (group dialout)?"
+        ),
+    };
+    Error::other(text)
+}
+
+/// The processes that have the device open, as far as this user may see.
+fn holders(path: &str) -> Vec<String> {
+    let Ok(device) = fs::canonicalize(path) else {
+        return Vec::new();
+    };
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for process in processes.flatten().take(PROCESSES_MAX) {
+        let name = process.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        if has_open(&process.path().join("fd"), &device) {
+            let command = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            let own = match pid == std::process::id() {
+                true => ", this gateway, by another name or other settings",
+                false => "",
+            };
+            found.push(format!("process {pid} ({}{own})", command.trim()));
+        }
+    }
+    found
+}
+
+fn has_open(descriptors: &Path, device: &PathBuf) -> bool {
+    let open = |entry: fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|to| to == *device);
+    fs::read_dir(descriptors).is_ok_and(|all| all.flatten().any(open))
+}
+
+/// A port whose `flush` does not wait: the driver's waits on the thread that calls it until the last bit has left.
+struct SerialWire(SerialStream);
+
+impl AsyncRead for SerialWire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, out)
+    }
+}
+
+impl AsyncWrite for SerialWire {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Wire for SerialWire {
+    // A port that is gone says so when it is read, which is done before each request.
+    fn closed_by_peer(&self) -> Option<String> {
+        None
+    }
+    fn abort_on_close(&self) {
+        self.discard_unsent();
+    }
+    fn discard_unsent(&self) {
+        let _ = self.0.clear(ClearBuffer::Output);
+    }
+}
