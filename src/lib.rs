@@ -11,10 +11,14 @@
 //! | [`journal`] | the durable log over sled, verified at every open; recovery mode; check, export, salvage |
 //! | [`plc`] | the link to a device: metered transport, matching, outcomes of exchanges, poll plan |
 //! | [`sink`] | places upstream that events go to |
+//! | [`upstream`] | the books in PostgreSQL: schema, the call that enters events, the connection |
 //! | [`api`] | the local HTTP/JSON interface, behind one trait |
 //! | [`cli`] | the command line, which talks to the interface only |
 //! | [`config`], [`board`] | files, checked with positions; computers |
 //! | [`simulator`] | a simulated PLC with faults and a ledger of effects; shares no code with [`plc`] |
+//! | [`receiver`] | events of many gateways, over HTTP into the books |
+//! | [`patience`] | a stream that gives up on who does not read |
+//! | [`secret`] | passwords and tokens as files |
 //! | [`service`] | tasks, clocks, signals: the only room that sees all others |
 //! | [`sys`] | all `unsafe` code |
 //!
@@ -35,8 +39,12 @@ pub mod cli;
 pub mod config;
 pub mod core;
 pub mod journal;
+pub mod patience;
 pub mod plc;
+pub mod receiver;
+pub mod secret;
 pub mod service;
 pub mod simulator;
 pub mod sink;
 pub mod sys;
+pub mod upstream;

@@ -12,9 +12,12 @@ fn main() -> ExitCode {
     let local = Local {
         run: local::run::run,
         check: local::check::check,
+        board: local::board::board,
         demo: local::demo::demo,
         sim: local::run::sim,
         journal: local::journal::journal,
+        receiver: local::receiver::receiver,
+        upstream: local::upstream::upstream,
     };
     dispatch(Cli::parse(), local).into()
 }

@@ -8,13 +8,15 @@ mod fake;
 mod terminal;
 
 use fake::{Gateway, completed, event, operation, own_uid, stamp};
-use holdfast::api::backend::{Act, Known, Mode, QueryError, Verdict};
+use holdfast::api::backend::{
+    Act, Known, Mode, QueryError, RewindTo, Settlement, SinkAct, Verdict,
+};
 use holdfast::api::roles::{Role, RoleRule, Roles, Who};
 use holdfast::api::server::Limits;
 use holdfast::cli::exit::Failure;
 use holdfast::core::contract::DeviceCode;
 use holdfast::core::gateway::{Answer, Refusal};
-use holdfast::core::ids::CommitNo;
+use holdfast::core::ids::{CommitNo, EventKey};
 use holdfast::core::intent::{Digest, RawValue};
 use holdfast::core::lifecycle::{Evidence, HeldReason, RejectReason, State, UnknownReason};
 use holdfast::core::record::Tombstone;
@@ -524,6 +526,12 @@ fn a_viewer_may_query_and_nothing_else_and_the_refusal_is_told_to_the_journal() 
             r#"{"reason":"r"}"#,
             Role::Admin,
         ),
+        ("/v1/sinks/mes/resume", "", Role::Resolver),
+        (
+            "/v1/sinks/mes/rewind",
+            r#"{"to":"press-1/7/42","reason":"r"}"#,
+            Role::Admin,
+        ),
     ];
     for role in [Role::Viewer, Role::Operator, Role::Resolver, Role::Admin] {
         give(role);
@@ -758,16 +766,113 @@ fn a_dead_letter_is_dropped_only_with_a_reason() {
     let settled = gateway.fake.settled.lock().unwrap().clone();
     assert_eq!(settled[0].0.to_string(), key);
     assert_eq!(
-        (settled[0].1, settled[0].2.as_str()),
-        (false, "a test piece")
+        (&settled[0].1, settled[0].2.as_str()),
+        (&Settlement::Drop, "a test piece")
     );
-    assert!(settled[1].1);
+    assert_eq!(settled[1].1, Settlement::Resend);
     assert_eq!(
         gateway.cli(&["dead-letters", "nowhere"]).status.code(),
         Some(2)
     );
     *gateway.fake.reload.lock().unwrap() = Err("machines/press-1.toml:3: unknown key".into());
     assert_eq!(gateway.cli(&["reload"]).status.code(), Some(78));
+}
+
+// covers: FWD-06
+#[test]
+fn dead_letters_are_resent_in_one_go_and_mended_by_a_correction() {
+    let gateway = Gateway::start();
+    let all = gateway.cli(&["--json", "dead-letters", "mes", "resend", "--all"]);
+    assert_eq!(all.status.code(), Some(3), "one of them stays");
+    let said: Json = serde_json::from_slice(&all.stdout).unwrap();
+    assert_eq!(said["settled"], 2);
+    assert_eq!(said["refused"][0]["key"], "press-1/7/44");
+    let page = gateway.get("/v1/sinks/mes/dead-letters?limit=2").unwrap();
+    let page: Json = page.parse().unwrap();
+    assert_eq!(page["next"], "press-1/7/43");
+    let rest = gateway.get("/v1/sinks/mes/dead-letters?after=press-1/7/43");
+    let rest: Json = rest.unwrap().parse().unwrap();
+    assert_eq!(rest["dead_letters"].as_array().unwrap().len(), 1);
+    assert_eq!(rest.get("next"), None);
+
+    gateway.fake.settled.lock().unwrap().clear();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("body.json");
+    std::fs::write(&file, "{\"length\": 5.0}").unwrap();
+    let file = file.to_str().unwrap();
+    let key = "press-1/7/42";
+    let mend = |more: &[&str]| {
+        let mut args = vec!["dead-letters", "mes", "mend", key, "--yes"];
+        args.extend(more);
+        gateway.cli(&args)
+    };
+    assert_eq!(mend(&["--body", file]).status.code(), Some(2), "no reason");
+    assert_eq!(
+        mend(&["--reason", "typo"]).status.code(),
+        Some(2),
+        "no body"
+    );
+    assert!(gateway.fake.settled.lock().unwrap().is_empty());
+    let done = mend(&["--body", file, "--qty", "-1", "--reason", "typo"]);
+    assert_eq!(done.status.code(), Some(0));
+    assert!(text(&done.stdout).contains("mended by press-1/7/99"));
+    let settled = gateway.fake.settled.lock().unwrap().clone();
+    let Settlement::Mend { body, qty } = &settled[0].1 else {
+        panic!("{settled:?}")
+    };
+    assert_eq!(
+        (body.to_string(), *qty),
+        ("{\"length\":5.0}".into(), Some(-1))
+    );
+}
+
+#[test]
+fn a_sink_is_rewound_only_with_a_reason_and_to_a_place() {
+    let gateway = Gateway::start();
+    for wrong in [
+        vec!["sinks", "mes", "rewind", "--to", "press-1/7/42", "--yes"],
+        vec!["sinks", "mes", "rewind", "--reason", "failover", "--yes"],
+        vec![
+            "sinks", "mes", "rewind", "--to", "x", "--reason", "r", "--yes",
+        ],
+        vec!["sinks", "nowhere"],
+    ] {
+        assert_eq!(gateway.cli(&wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    assert!(gateway.fake.sink_acts.lock().unwrap().is_empty());
+    let args = [
+        "sinks",
+        "mes",
+        "rewind",
+        "--to",
+        "press-1/7/42",
+        "--reason",
+        "failover",
+        "--yes",
+    ];
+    let ran = gateway.cli(&args);
+    assert!(text(&ran.stdout).contains("12 events are sent again"));
+    assert_eq!(
+        gateway.cli(&["sinks", "mes", "resume"]).status.code(),
+        Some(0)
+    );
+    let acts = gateway.fake.sink_acts.lock().unwrap().clone();
+    let key = EventKey::parse("press-1/7/42").unwrap();
+    assert_eq!(acts[0].1, SinkAct::Rewind(RewindTo::Key(key)));
+    assert_eq!(
+        (acts[0].0.as_str(), acts[0].2.as_str()),
+        ("mes", "failover")
+    );
+    assert_eq!(acts[1].1, SinkAct::Resume);
+    let shown = text(&gateway.cli(&["sinks", "mes"]).stdout);
+    for part in [
+        "backlog 12",
+        "in 10.5/s, out 41.5/s",
+        "drains in 1 s",
+        "1 of these answers to dead letters sent again",
+    ] {
+        assert!(shown.contains(part), "{part:?} in {shown}");
+    }
 }
 
 /// Reads from a stream until `enough` is in it.

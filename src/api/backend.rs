@@ -64,6 +64,40 @@ pub enum EventsAfter {
     Key(EventKey),
 }
 
+/// What is done with a dead letter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Settlement {
+    /// The sink is asked once more; settled if it takes it.
+    Resend,
+    /// Given up.
+    Drop,
+    /// An event of its own says what should have been.
+    Mend {
+        /// The body as it should have been.
+        body: serde_json::Value,
+        /// How many are to be counted with it; `None`: as many as the event had, unless it is a conflict.
+        qty: Option<i64>,
+    },
+}
+
+/// What can be done to a sink.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SinkAct {
+    /// Try again now.
+    Resume,
+    /// Send everything from there on again.
+    Rewind(RewindTo),
+}
+
+/// From where on events are sent again.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RewindTo {
+    /// This event, and all behind it.
+    Key(EventKey),
+    /// Those of this time and later, microseconds since 1970.
+    Time(i64),
+}
+
 /// Why a read could not be answered.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ReadError {
@@ -120,6 +154,8 @@ pub struct JournalStatus {
     pub commit: CommitNo,
     /// The running epoch.
     pub epoch: u64,
+    /// Telemetry events given up for want of room, ever (FWD-04).
+    pub telemetry_dropped: u64,
 }
 
 /// State of one machine.
@@ -177,12 +213,26 @@ pub struct SinkStatus {
     pub ack_level: String,
     /// `ok`, `retrying` or `stopped`, and why.
     pub state: String,
+    /// The first of these words.
+    pub circuit: &'static str,
     /// Events not yet finished, their bytes, the oldest's wall time in microseconds.
     pub backlog: (u64, u64, Option<i64>),
     /// In the order: accepted, duplicates, conflicts, malformed, retries.
     pub counters: [u64; 5],
     /// Dead letters that stand.
     pub dead_letters: u64,
+    /// Events a second over the last half minute, new and finished, in thousandths; `None` until measured.
+    pub rates_milli: Option<(u64, u64)>,
+    /// Fresh events overtake a backlog.
+    pub overtaking: bool,
+    /// How many batches may be under way, and how many are.
+    pub lanes: usize,
+    /// See `lanes`.
+    pub in_flight: usize,
+    /// How many of the counted answers, other than retries, were to dead letters sent again.
+    pub resent: u64,
+    /// How many finished events were sent again by a person's wish.
+    pub rewound: u64,
 }
 
 /// Everything `GET /v1/status` shows.
@@ -256,17 +306,30 @@ pub trait Backend: Send + Sync + 'static {
         machine: String,
         tags: Vec<String>,
     ) -> Reply<Result<Vec<TagStatus>, ReadError>>;
-    /// Dead letters of a sink.
-    fn dead_letters(&self, sink: String) -> Reply<Result<Vec<DeadLetter>, ReadError>>;
-    /// Settles one: `resend` or drop.
+    /// Dead letters of a sink, in the order of their keys as text.
+    fn dead_letters(
+        &self,
+        sink: String,
+        after: Option<EventKey>,
+        limit: usize,
+    ) -> Reply<Result<Page<DeadLetter, EventKey>, ReadError>>;
+    /// Settles one; the key of what was said in its place, if it was mended.
     fn settle_dead_letter(
         &self,
         sink: String,
         key: EventKey,
-        resend: bool,
+        how: Settlement,
         reason: String,
         actor: Actor,
-    ) -> Reply<Result<(), Refusal>>;
+    ) -> Reply<Result<Option<EventKey>, Refusal>>;
+    /// Does something to a sink; what came of it, in words.
+    fn act_on_sink(
+        &self,
+        sink: String,
+        act: SinkAct,
+        reason: String,
+        actor: Actor,
+    ) -> Reply<Result<String, Refusal>>;
     /// Journals that somebody was refused (OPS-02).
     fn denied(&self, actor: Actor, action: String) -> Reply<()>;
     /// Re-reads the configuration: all or nothing (CFG-03). `Err`: why nothing changed.

@@ -80,6 +80,12 @@ fn gateway(registry: &mut Registry, status: &Status, health: &Health) {
         "1 unless the journal is full or damaged",
     );
     set(&ok, &[], i64::from(status.journal.state == "ok"));
+    let dropped = counters(
+        registry,
+        "journal_telemetry_dropped",
+        "Telemetry events given up for want of room",
+    );
+    count(&dropped, &[], status.journal.telemetry_dropped);
     let commits = counters(registry, "journal_commits", "Commits made durable");
     count(&commits, &[], status.journal.commit.0);
     let operations = gauges(registry, "operations", "Operations that are open, by state");

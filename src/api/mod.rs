@@ -4,7 +4,6 @@
 
 pub mod backend;
 pub mod metrics;
-mod patience;
 pub mod policy;
 pub mod problem;
 pub mod reads;
@@ -12,6 +11,7 @@ pub mod request;
 pub mod roles;
 pub mod routes;
 pub mod server;
+mod sinks;
 pub mod stream;
 pub mod types;
 pub mod view;

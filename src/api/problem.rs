@@ -142,6 +142,7 @@ impl From<Refusal> for Problem {
                 .with("state", state)
                 .with("possible", what),
             Refusal::RecoveryMode => plain(StatusCode::SERVICE_UNAVAILABLE, "recovery_mode"),
+            Refusal::ForeignJournal(_) => plain(StatusCode::SERVICE_UNAVAILABLE, "foreign_journal"),
             Refusal::CapacityFull(_) => plain(StatusCode::INSUFFICIENT_STORAGE, "capacity_full"),
             Refusal::StoreUnavailable(_) => {
                 plain(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable")
@@ -265,6 +266,7 @@ mod tests {
                 "not_possible",
             ),
             (Refusal::RecoveryMode, 503, "recovery_mode"),
+            (Refusal::ForeignJournal("x".into()), 503, "foreign_journal"),
             (Refusal::CapacityFull(name()), 507, "capacity_full"),
             (Refusal::StoreUnavailable(name()), 503, "store_unavailable"),
             (Refusal::Stopping, 503, "stopping"),

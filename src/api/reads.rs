@@ -8,8 +8,8 @@ use super::request::nearest;
 use super::roles::Permission;
 use super::routes::{App, Outcome, Params, busy, known, parse_id, wait_ms};
 use super::types::{
-    STATE_NAMES, parse_cursor, parse_time, view_dead_letters, view_events, view_known,
-    view_machine, view_operation, view_report, view_sink, view_status, view_tag,
+    STATE_NAMES, parse_cursor, parse_time, view_events, view_known, view_machine, view_operation,
+    view_report, view_status, view_tag,
 };
 use super::{metrics, policy, stream};
 use crate::core::gateway::Refusal;
@@ -224,23 +224,6 @@ pub(super) async fn events(
     };
     let page = app.backend.events(after, limit(&params)?).await?;
     Ok(raw_json(view_events(&page.items, page.next.as_ref())))
-}
-
-pub(super) async fn sinks(State(app): State<App>, Extension(actor): Extension<Actor>) -> Outcome {
-    app.require(&actor, Permission::Query, "list sinks").await?;
-    let status = app.backend.status().await;
-    list("sinks", status.sinks.iter().map(view_sink).collect(), None)
-}
-
-pub(super) async fn dead_letters(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Path(sink): Path<String>,
-) -> Outcome {
-    app.require(&actor, Permission::Query, "read dead letters")
-        .await?;
-    let letters = app.backend.dead_letters(sink).await?;
-    Ok(raw_json(view_dead_letters(&letters)))
 }
 
 pub(super) async fn show_stream(

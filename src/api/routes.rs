@@ -5,15 +5,16 @@
 use super::backend::{Act, Backend, Known, Verdict};
 use super::problem::{Problem, rejected, too_late};
 use super::reads::{
-    dead_letters, events, healthz, machine, machines, openapi, operation, operations, readyz,
-    report, show_metrics, show_policy, show_stream, sinks, status, tags,
+    events, healthz, machine, machines, openapi, operation, operations, readyz, report,
+    show_metrics, show_policy, show_stream, status, tags,
 };
 use super::request::{Fields, nearest, parse_request};
 use super::roles::{Permission, Roles};
 use super::server::{Limits, stopped};
+use super::sinks;
 use super::types::{OperationView, parse_duration_ms, view_known, view_operation, view_values};
 use crate::core::gateway::{Answer, Refusal};
-use crate::core::ids::{EventKey, OperationId};
+use crate::core::ids::OperationId;
 use crate::core::lifecycle::{Actor, State as OpState};
 use crate::core::record::Operation;
 use axum::body::Bytes;
@@ -145,13 +146,17 @@ pub fn table() -> Vec<Route> {
         same("get", "/v1/machines/{machine}/tags", get(tags)),
         same("get", "/v1/policy", get(show_policy)),
         same("get", "/v1/events", get(events)),
-        same("get", "/v1/sinks", get(sinks)),
-        same("get", "/v1/sinks/{sink}/dead-letters", get(dead_letters)),
+        same("get", "/v1/sinks", get(sinks::list_sinks)),
+        same(
+            "get",
+            "/v1/sinks/{sink}/dead-letters",
+            get(sinks::dead_letters),
+        ),
         route(
             "post",
             "/v1/sinks/{sink}/dead-letters/{key}/resend",
             LETTER,
-            post(settle),
+            post(sinks::settle),
         ),
         route(
             "post",
@@ -159,6 +164,14 @@ pub fn table() -> Vec<Route> {
             LETTER,
             MethodRouter::new(),
         ),
+        route(
+            "post",
+            "/v1/sinks/{sink}/dead-letters/{key}/mend",
+            LETTER,
+            MethodRouter::new(),
+        ),
+        same("post", "/v1/sinks/{sink}/resume", post(sinks::resume)),
+        same("post", "/v1/sinks/{sink}/rewind", post(sinks::rewind)),
         same("get", "/v1/report", get(report)),
         same("get", "/v1/stream", get(show_stream)),
         same("post", "/v1/reload", post(reload)),
@@ -220,7 +233,7 @@ async fn no_such_method(request: Request) -> Problem {
 }
 
 /// A request's body, within its limits of size and time.
-struct Body(Bytes);
+pub(super) struct Body(pub(super) Bytes);
 
 impl FromRequest<App> for Body {
     type Rejection = Problem;
@@ -456,7 +469,7 @@ async fn resolve(
     act(&app, actor, &id, Permission::Resolve, what).await
 }
 
-fn written_reason(fields: &mut Fields) -> Result<String, Problem> {
+pub(super) fn written_reason(fields: &mut Fields) -> Result<String, Problem> {
     const EXPECTED: &str = "a reason in words, for those who read the history later";
     let reason = fields.required("reason", EXPECTED)?;
     if reason.trim().is_empty() {
@@ -478,39 +491,6 @@ async fn reissue(
     let reason = written_reason(&mut fields)?;
     let what = Act::Reissue { new_id, reason };
     act(&app, actor, &id, Permission::Submit, what).await
-}
-
-/// `…/{source}/{epoch}/{sequence}/resend|drop`: a key has slashes, encoded or not.
-async fn settle(
-    State(app): State<App>,
-    Extension(actor): Extension<Actor>,
-    Path((sink, rest)): Path<(String, String)>,
-    body: Body,
-) -> Outcome {
-    let action = format!("settle dead letter {sink}/{rest}");
-    app.require(&actor, Permission::Administer, &action).await?;
-    let (key, resend) = match rest.rsplit_once('/') {
-        Some((key, "resend")) => (key, true),
-        Some((key, "drop")) => (key, false),
-        _ => {
-            let detail = "a dead letter can be sent to …/{key}/resend or …/{key}/drop";
-            return Err(Problem::new(StatusCode::NOT_FOUND, "not_found", detail));
-        }
-    };
-    let key = EventKey::parse(key)
-        .ok_or_else(|| Problem::invalid("key", format!("{key:?}"), "source/epoch/sequence"))?;
-    let mut fields = Fields::parse(&body.0, &["reason"])?;
-    let reason = if resend {
-        fields.text("reason", "text")?.unwrap_or_default()
-    } else {
-        written_reason(&mut fields)?
-    };
-    let settled = app
-        .backend
-        .settle_dead_letter(sink, key.clone(), resend, reason, actor);
-    settled.await?;
-    let how = if resend { "resent" } else { "dropped" };
-    Ok(Json(json!({"key": key.to_string(), "settled": how})).into_response())
 }
 
 async fn reload(State(app): State<App>, Extension(actor): Extension<Actor>, body: Body) -> Outcome {

@@ -3,9 +3,9 @@
 //! Never: take over a socket on which somebody still answers; cut a request short while it may finish.
 
 use super::backend::Backend;
-use super::patience::Patience;
 use super::roles::{Roles, peer};
 use super::routes::{App, router};
+use crate::patience::Patience;
 use axum::body::Body;
 use axum::http::Request;
 use hyper::server::conn::http1;

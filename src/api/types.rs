@@ -149,6 +149,7 @@ pub struct JournalView {
     pub budget_bytes: String,
     pub commit: String,
     pub epoch: String,
+    pub telemetry_dropped: String,
 }
 
 /// What is open over all machines.
@@ -223,8 +224,16 @@ pub struct SinkView {
     pub ack_level: String,
     pub state: String,
     pub backlog: BacklogView,
+    pub circuit: String,
     pub counters: SinkCountersView,
     pub dead_letters: u64,
+    pub in_per_s: Option<f64>,
+    pub out_per_s: Option<f64>,
+    pub trend: String,
+    pub drains_in: Option<String>,
+    pub overtaking: bool,
+    pub lanes: usize,
+    pub in_flight: usize,
 }
 
 /// What a sink has not finished.
@@ -248,6 +257,8 @@ pub struct SinkCountersView {
     pub conflicts: String,
     pub malformed: String,
     pub retries: String,
+    pub resent: String,
+    pub rewound: String,
 }
 
 /// One row of the acceptance report (IF-05).

@@ -10,6 +10,7 @@ use super::types::{
 };
 use crate::core::contract::Outcome;
 use crate::core::event::{quality_name, rfc3339, sha256_text, to_json};
+use crate::core::ids::EventKey;
 use crate::core::intent::Digest;
 use crate::core::lifecycle::{Evidence, State};
 use crate::core::record::{
@@ -269,6 +270,7 @@ pub fn view_status(status: &backend::Status) -> StatusView {
             budget_bytes: status.journal.budget_bytes.to_string(),
             commit: status.journal.commit.to_string(),
             epoch: status.journal.epoch.to_string(),
+            telemetry_dropped: status.journal.telemetry_dropped.to_string(),
         },
         machines: status.machines.iter().map(view_machine).collect(),
         sinks: status.sinks.iter().map(view_sink).collect(),
@@ -337,6 +339,8 @@ pub fn view_sink(sink: &backend::SinkStatus) -> SinkView {
         .counters
         .iter()
         .fold(0_u64, |sum, n| sum.saturating_add(*n));
+    let per_s = |milli: u64| milli as f64 / 1000.0;
+    let (trend, drains_in) = trend(events, sink.rates_milli);
     SinkView {
         name: sink.name.clone(),
         kind: sink.kind.clone(),
@@ -354,8 +358,35 @@ pub fn view_sink(sink: &backend::SinkStatus) -> SinkView {
             conflicts: conflicts.to_string(),
             malformed: malformed.to_string(),
             retries: retries.to_string(),
+            resent: sink.resent.to_string(),
+            rewound: sink.rewound.to_string(),
         },
         dead_letters: sink.dead_letters,
+        circuit: sink.circuit.into(),
+        in_per_s: sink.rates_milli.map(|(new, _)| per_s(new)),
+        out_per_s: sink.rates_milli.map(|(_, done)| per_s(done)),
+        trend: trend.into(),
+        drains_in,
+        overtaking: sink.overtaking,
+        lanes: sink.lanes,
+        in_flight: sink.in_flight,
+    }
+}
+
+/// Which way a backlog goes, and how long until it is gone at this pace.
+fn trend(events: u64, rates_milli: Option<(u64, u64)>) -> (&'static str, Option<String>) {
+    match rates_milli {
+        _ if events == 0 => ("drained", None),
+        None => ("not_measured", None),
+        Some((new, done)) if done > new => {
+            let seconds = (u128::from(events) * 1000).div_ceil(u128::from(done - new));
+            let ms = u64::try_from(seconds)
+                .unwrap_or(u64::MAX)
+                .saturating_mul(1000);
+            ("draining", Some(show_duration_ms(ms)))
+        }
+        Some((new, done)) if done < new => ("growing", None),
+        Some(_) => ("standing", None),
     }
 }
 
@@ -422,7 +453,7 @@ pub fn view_events(events: &[(Position, EventRecord)], next: Option<&Position>) 
 
 /// Dead letters as JSON text, with both contents (FWD-06).
 #[must_use]
-pub fn view_dead_letters(letters: &[DeadLetter]) -> String {
+pub fn view_dead_letters(letters: &[DeadLetter], next: Option<&EventKey>) -> String {
     let text = |text: &str| Json::from(text).to_string();
     let rows: Vec<String> = letters
         .iter()
@@ -437,5 +468,10 @@ pub fn view_dead_letters(letters: &[DeadLetter]) -> String {
             )
         })
         .collect();
-    format!("{{\"dead_letters\":[{}]}}", rows.join(","))
+    let next = next.map(|key| format!(",\"next\":{}", text(&key.to_string())));
+    format!(
+        "{{\"dead_letters\":[{}]{}}}",
+        rows.join(","),
+        next.unwrap_or_default()
+    )
 }

@@ -61,7 +61,7 @@ impl Exit {
         match code {
             "idempotency_conflict" => Self::Conflict,
             "forbidden" | "unauthorized" => Self::NotPermitted,
-            "recovery_mode" | "store_unavailable" => Self::Recovery,
+            "recovery_mode" | "foreign_journal" | "store_unavailable" => Self::Recovery,
             "configuration_refused" => Self::Configuration,
             "device_error" => Self::DeviceRefused,
             "stopping" | "busy" | "too_slow" => Self::NotReachable,

@@ -29,6 +29,8 @@ use text::Out;
 
 /// Configuration file, unless told otherwise.
 pub const CONFIG_DEFAULT: &str = "/etc/holdfast/holdfast.toml";
+/// Configuration file of `receiver`, unless told otherwise.
+pub const RECEIVER_CONFIG_DEFAULT: &str = "/etc/holdfast/receiver.toml";
 /// Socket of the gateway, unless told otherwise.
 pub const SOCKET_DEFAULT: &str = "/run/holdfast/api.sock";
 
@@ -87,6 +89,8 @@ pub enum Command {
     Run,
     /// Validate all configuration offline, and print the policy that results
     Check,
+    /// Show the board profile in use, and hold it against this computer
+    Board(BoardArgs),
     /// See it work: simulated PLC, gateway and file sink in one directory
     Demo(DemoArgs),
     /// Run a simulated PLC from a TOML file
@@ -134,8 +138,8 @@ pub enum Command {
     },
     /// Events, in the order of the log
     Events(events::EventsArgs),
-    /// Where events go to, and how far they are
-    Sinks,
+    /// Where events go to, and how far they are; try one again, or send again what it had taken
+    Sinks(sinks::SinksArgs),
     /// Events that a sink will never take as they are
     DeadLetters(dead_letters::DeadLettersArgs),
     /// The acceptance report: every operation once
@@ -144,9 +148,20 @@ pub enum Command {
         #[arg(long, value_name = "T")]
         since: Option<String>,
     },
-    /// Check, export or salvage a stopped gateway's journal
+    /// Check, export, salvage or adopt a stopped gateway's journal
     #[command(subcommand)]
     Journal(JournalCommand),
+    /// Receive events of gateways over HTTP into the books
+    ///
+    /// Its configuration file is /etc/holdfast/receiver.toml, unless --config names another.
+    Receiver {
+        /// Validate its configuration file instead, offline
+        #[arg(long)]
+        check: bool,
+    },
+    /// The books in PostgreSQL: their schema, and whether a sink can use them
+    #[command(subcommand)]
+    Upstream(UpstreamCommand),
     /// Read the configuration again: all or nothing
     Reload,
     /// Completion script for a shell
@@ -173,6 +188,16 @@ pub struct DemoArgs {
     /// Exit after the report instead of staying up
     #[arg(long)]
     pub once: bool,
+}
+
+/// Arguments of `board`.
+#[derive(Clone, Debug, Args)]
+pub struct BoardArgs {
+    /// Another profile than the one in use
+    pub name: Option<String>,
+    /// List all profiles instead, and which of them this computer answers to
+    #[arg(long, conflicts_with = "name")]
+    pub list: bool,
 }
 
 /// What can be done with a journal offline.
@@ -202,6 +227,66 @@ pub enum JournalCommand {
         #[arg(long)]
         yes: bool,
     },
+    /// Say that this computer takes the place of the one that wrote the journal
+    Adopt {
+        /// The journal's directory
+        dir: PathBuf,
+        /// Why, for those who read the journal later
+        #[arg(long)]
+        reason: String,
+    },
+}
+
+/// What can be done with the books.
+#[derive(Clone, Debug, Subcommand)]
+pub enum UpstreamCommand {
+    /// Create or update the schema and the roles; what is there already stays
+    Init(UpstreamInitArgs),
+    /// Connect as the sink would, and say what stands in its way; changes nothing
+    Check(UpstreamArgs),
+}
+
+/// Which database.
+#[derive(Clone, Debug, Args)]
+pub struct UpstreamArgs {
+    /// postgres://user@host:port/database [default: the postgres sink's]
+    #[arg(long, value_name = "URL", conflicts_with = "sink")]
+    pub url: Option<String>,
+    /// Holds the user's password
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// Certificates of the CAs to trust for this, as PEM
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+    /// Take the database of this sink of the configuration
+    #[arg(long, value_name = "NAME")]
+    pub sink: Option<String>,
+}
+
+/// Arguments of `upstream init`.
+#[derive(Clone, Debug, Args)]
+pub struct UpstreamInitArgs {
+    /// Which database.
+    #[command(flatten)]
+    pub target: UpstreamArgs,
+    /// Role that may enter events, and nothing else
+    #[arg(long, value_name = "ROLE", default_value = "holdfast_writer")]
+    pub writer: String,
+    /// Give the writer the password in this file
+    #[arg(long, value_name = "FILE")]
+    pub writer_password_file: Option<PathBuf>,
+    /// Role that may read everything
+    #[arg(long, value_name = "ROLE")]
+    pub reader: Option<String>,
+    /// Role that owns the schema [default: holdfast_owner if a superuser asks, else who asks]
+    #[arg(long, value_name = "ROLE")]
+    pub owner: Option<String>,
+    /// Say what would be done; nothing is changed
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print the SQL for an empty database, without connecting
+    #[arg(long, conflicts_with = "dry_run")]
+    pub print_sql: bool,
 }
 
 /// The commands that do not talk to a running gateway; the program hands them in.
@@ -211,12 +296,18 @@ pub struct Local {
     pub run: fn(&Global) -> Exit,
     /// `check`
     pub check: fn(&Global) -> Exit,
+    /// `board`
+    pub board: fn(&Global, &BoardArgs) -> Exit,
     /// `demo`
     pub demo: fn(&Global, &DemoArgs) -> Exit,
     /// `sim`
     pub sim: fn(&Global, &std::path::Path) -> Exit,
     /// `journal`
     pub journal: fn(&Global, &JournalCommand) -> Exit,
+    /// `receiver`; whether to check its file only
+    pub receiver: fn(&Global, bool) -> Exit,
+    /// `upstream`
+    pub upstream: fn(&Global, &UpstreamCommand) -> Exit,
 }
 
 /// What to do with dead letters.
@@ -224,9 +315,11 @@ pub struct Local {
 pub enum Settle {
     /// Print them with both contents
     Show,
-    /// Send one once more
+    /// Send it once more, as it is
     Resend,
-    /// Give one up, with a reason
+    /// Say what it should have been, with a reason: a correction under a key of its own
+    Mend,
+    /// Give it up, with a reason
     Drop,
 }
 
@@ -237,9 +330,12 @@ pub fn dispatch(cli: Cli, local: Local) -> Exit {
     match command {
         Command::Run => (local.run)(&global),
         Command::Check => (local.check)(&global),
+        Command::Board(args) => (local.board)(&global, &args),
         Command::Demo(args) => (local.demo)(&global, &args),
         Command::Sim { file } => (local.sim)(&global, &file),
         Command::Journal(what) => (local.journal)(&global, &what),
+        Command::Receiver { check } => (local.receiver)(&global, check),
+        Command::Upstream(what) => (local.upstream)(&global, &what),
         Command::Completions { shell } => docs::completions(shell),
         Command::Man => docs::man(),
         Command::Version { sbom } => docs::version(global.json, sbom),
@@ -290,16 +386,19 @@ async fn remote(
         Command::Machine { machine } => machine::run(client, out, machine.as_deref()).await,
         Command::Policy { machine } => policy::run(client, out, machine.as_deref()).await,
         Command::Events(args) => events::run(client, out, args).await,
-        Command::Sinks => sinks::run(client, out).await,
+        Command::Sinks(args) => sinks::run(client, out, args).await,
         Command::DeadLetters(args) => dead_letters::run(client, out, args).await,
         Command::Report { since } => report::run(client, out, since.as_deref()).await,
         Command::Reload => reload::run(client, out).await,
         // Done by `dispatch`.
         Command::Run
         | Command::Check
+        | Command::Board(_)
         | Command::Demo(_)
         | Command::Sim { .. }
         | Command::Journal(_)
+        | Command::Receiver { .. }
+        | Command::Upstream(_)
         | Command::Completions { .. }
         | Command::Man
         | Command::Version { .. } => Ok(Exit::Done),

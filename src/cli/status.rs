@@ -175,7 +175,7 @@ pub(super) fn show_sink(sink: &SinkView, now: &str, out: &mut Out) {
             "{} {} ({}) {}: backlog {} ({}){oldest}",
             pad(&sink.name, 16),
             sink.kind,
-            sink.ack_level,
+            ack_level(&sink.ack_level),
             sink.state,
             sink.backlog.events,
             bytes(&sink.backlog.bytes)
@@ -189,5 +189,13 @@ pub(super) fn show_sink(sink: &SinkView, now: &str, out: &mut Out) {
                 sink.dead_letters, sink.name
             ),
         );
+    }
+}
+
+/// A broker's receipt is no commit, and must not read like one.
+fn ack_level(name: &str) -> &str {
+    match name {
+        "broker" => "broker-acked",
+        other => other,
     }
 }

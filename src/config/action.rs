@@ -9,6 +9,7 @@ use super::problem::Dialect;
 use super::reader::{Node, Table};
 use crate::core::intent::{RawValue, check_value, type_range};
 use crate::core::mailbox::PARAMETER_WORDS_MAX;
+use crate::core::melsec::Remote;
 use crate::core::spec::{
     Action, Address, ArgSpec, ArgValue, Class, DataType, DoneSpec, Scalar, WordOrder,
 };
@@ -122,7 +123,7 @@ fn default(node: &Node<'_>, spec: &ArgSpec) -> Option<ArgValue> {
     }
 }
 
-/// Exactly one of `read`, `write`, `mailbox`.
+/// Exactly one of `read`, `write`, `mailbox`, `remote`.
 pub(super) fn action<'a>(
     table: &Table<'a>,
     class: Class,
@@ -137,6 +138,10 @@ pub(super) fn action<'a>(
         .and_then(|n| n.choice(&[("append", ())]));
     if let Some(node) = request_id_node.filter(|_| write.is_none()) {
         node.wrong::<()>("request_id only beside write", None);
+    }
+    if let Some(node) = table.get("remote") {
+        let beside = [&read, &write, &mailbox].into_iter().flatten().next();
+        return remote_action(&node, beside, class, args);
     }
     match (class, read, write, mailbox) {
         (Class::Query, Some(node), None, None) => {
@@ -177,6 +182,35 @@ pub(super) fn action<'a>(
             None
         }
     }
+}
+
+/// `remote = "run"`: tells a MELSEC CPU, and looks at its operating state.
+fn remote_action(
+    node: &Node<'_>,
+    beside: Option<&Node<'_>>,
+    class: Class,
+    args: &[ArgSpec],
+) -> Option<Action> {
+    let order = node.choice(&Remote::NAMES)?;
+    if let Some(other) = beside {
+        return other.wrong("nothing beside remote: one command does one thing", None);
+    }
+    if matches!(node.doc.dialect.get(), Dialect::Modbus) {
+        return node.wrong(
+            "write or mailbox: only a MELSEC CPU knows remote operations",
+            None,
+        );
+    }
+    if class != Class::ModeChange {
+        return node.wrong(
+            "class = \"mode_change\" beside it",
+            Some("a remote operation changes the mode of the CPU".into()),
+        );
+    }
+    if !args.is_empty() {
+        return node.wrong("no args beside it: the order says it all", None);
+    }
+    Some(Action::Remote { order })
 }
 
 /// One value, `read` with `type` and `word_order` beside it, or several, each a table with them.

@@ -1,11 +1,11 @@
 //! Owns: reading the gateway file, and putting it together with its machines and board.
-//! May call: reader, machine, board_file, check.
+//! May call: reader, machine, sink, board_file, check.
 //! Never: stop at the first file with a problem.
 
-use super::machine::{self, Home, unique};
+use super::machine::{self, Home};
 use super::problem::{Doc, Problem};
 use super::reader::{Node, Table, show_duration, tables};
-use super::{GatewayConfig, Role, RoleRule, SinkKind, SinkSpec, Who, board_file, check, point};
+use super::{GatewayConfig, Role, RoleRule, Who, board_file, check, point, sink};
 use crate::core::spec::MachineSpec;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,17 @@ const DEFAULT_BOARD: &str = if cfg!(target_arch = "aarch64") {
     "generic-x86_64"
 };
 
+pub(super) fn board_in_use(path: &Path) -> Result<String, Vec<Problem>> {
+    let doc = Doc::read(path)?;
+    let entries = super::parse(&doc)?;
+    let node = Table::root(&doc, &entries).get("board");
+    board_name(node.as_ref()).ok_or_else(|| doc.take())
+}
+
+fn board_name(node: Option<&Node<'_>>) -> Option<String> {
+    node.map_or(Some(DEFAULT_BOARD.to_owned()), point::plain_name)
+}
+
 pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem>> {
     let doc = Doc::read(path)?;
     let entries = super::parse(&doc)?;
@@ -38,9 +49,7 @@ pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<
         .and_then(|node| point::plain_name(&node))
         .unwrap_or_default();
     let board_node = root.get("board");
-    let board_name = board_node
-        .as_ref()
-        .map_or(Some(DEFAULT_BOARD.to_owned()), point::plain_name);
+    let board_name = board_name(board_node.as_ref());
     let board =
         match board_name.map(|name| board_file::load(&name, board_node.as_ref(), boards_dir)) {
             Some(Ok(board)) => board,
@@ -68,12 +77,16 @@ pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<
             Some("remove it".into()),
         );
     }
-    let machines = machines(&root, path, &gateway, &mut others, &mut warnings);
+    let home = Home {
+        gateway: &gateway,
+        board: board.as_ref(),
+    };
+    let machines = machines(&root, path, &home, &mut others, &mut warnings);
     let (journal_budget_bytes, keep_events_ms) = journal(&root);
     let (replay_window_ms, replay_retention_ms) = replay(&root, &machines);
     let (machine_rate, total_rate) = recovery(&root);
     let (api_unix, roles) = api(&root);
-    let sinks = sinks(&root, &state_dir);
+    let sinks = sink::sinks(&root, &state_dir, &mut warnings);
     root.finish();
 
     let mut problems = doc.take();
@@ -102,7 +115,7 @@ pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<
 fn machines(
     root: &Table<'_>,
     gateway_file: &Path,
-    gateway: &str,
+    home: &Home<'_>,
     others: &mut Vec<Problem>,
     warnings: &mut Vec<String>,
 ) -> Vec<MachineSpec> {
@@ -135,7 +148,7 @@ fn machines(
             );
             continue;
         }
-        match machine::read(&file, &Home { gateway }) {
+        match machine::read(&file, home) {
             Ok(machine) => {
                 let name = machine.spec.name.clone();
                 if specs.iter().any(|other| other.name == name) {
@@ -145,11 +158,24 @@ fn machines(
                         Some(format!("change name in {text}")),
                     );
                 }
-                if name == gateway {
+                if name == home.gateway {
                     item.problem(
                         format!("a machine named {name:?}, like the gateway"),
                         "two names: both are sources of events, whose keys must not meet",
                         Some(format!("change name in {text}")),
+                    );
+                }
+                let conflicts = specs.iter();
+                if let Some(found) = conflicts
+                    .filter_map(|other| check::line_conflict(&machine.spec, other))
+                    .next()
+                {
+                    let expected =
+                        "one speed, one character format and one echo for everybody on a line";
+                    item.problem(
+                        found,
+                        expected,
+                        Some(format!("make them the same in {text}")),
                     );
                 }
                 warnings.extend(machine.warnings.iter().map(|w| format!("{name}: {w}")));
@@ -286,97 +312,4 @@ fn role(table: &Table<'_>) -> Option<RoleRule> {
         }
     };
     Some(RoleRule { who, role: role? })
-}
-
-const LATER_SINKS: &[&str] = &["http", "postgres", "mqtt", "nats", "kafka"];
-
-fn sinks(root: &Table<'_>, state_dir: &Path) -> Vec<SinkSpec> {
-    let mut sinks: Vec<SinkSpec> = Vec::new();
-    for table in tables(root, "sink") {
-        let name_node = table.need("name", "the sink's name");
-        let name = name_node.as_ref().and_then(point::plain_name);
-        if let (Some(node), Some(name)) = (&name_node, &name) {
-            unique(node, name, sinks.iter().map(|sink| sink.name.as_str()));
-        }
-        let kind = table.need("kind", "\"file\"");
-        for (_, value) in table.named() {
-            refuse_credentials(&value);
-        }
-        let Some(kind) = kind else { continue };
-        if kind
-            .as_text()
-            .is_some_and(|kind| LATER_SINKS.contains(&kind))
-        {
-            kind.problem(
-                kind.describe(),
-                "\"file\", the only sink that this version has",
-                Some("write to files and let a shipper carry them on".into()),
-            );
-            continue;
-        }
-        if kind.choice(&[("file", ())]).is_none() {
-            continue;
-        }
-        let file = file_sink(&table, state_dir);
-        table.finish();
-        if let (Some(name), Some(kind)) = (name, file) {
-            sinks.push(SinkSpec { name, kind });
-        }
-    }
-    refuse_shared_paths(root, &sinks);
-    sinks
-}
-
-fn file_sink(table: &Table<'_>, state_dir: &Path) -> Option<SinkKind> {
-    let path_node = table.need("path", "a directory, such as \"/var/lib/holdfast/events\"");
-    let size = table
-        .get("rotate_size")
-        .and_then(|node| node.size(1 << 20, 4 << 30));
-    let files = table
-        .get("files_max")
-        .and_then(|node| node.integer(2, 100_000));
-    let node = path_node?;
-    let path = node.path()?;
-    if path.starts_with(state_dir.join("journal")) || state_dir.starts_with(&path) {
-        return node.wrong("a directory apart from the journal's", None);
-    }
-    Some(SinkKind::File {
-        path,
-        rotate_bytes: size.unwrap_or(64 << 20),
-        files_max: files.and_then(|n| u32::try_from(n).ok()),
-    })
-}
-
-/// A URL with a password in it is a secret in clear (CFG-04).
-fn refuse_credentials(node: &Node<'_>) {
-    let authority = node
-        .as_text()
-        .and_then(|text| text.split_once("://"))
-        .map(|(_, rest)| rest);
-    let user_info = authority.and_then(|rest| rest.split('/').next()?.rsplit_once('@'));
-    if user_info.is_some_and(|(user, _)| user.contains(':')) {
-        node.problem(
-            "a URL with a password in it",
-            "no secret in this file",
-            Some("put it into a file of its own and name that: password_file = …".into()),
-        );
-    }
-}
-
-fn refuse_shared_paths(root: &Table<'_>, sinks: &[SinkSpec]) {
-    for (index, sink) in sinks.iter().enumerate() {
-        let SinkKind::File { path, .. } = &sink.kind;
-        let shared = sinks[..index].iter().any(|other| {
-            let SinkKind::File { path: taken, .. } = &other.kind;
-            taken == path
-        });
-        let table = tables(root, "sink").into_iter().find(|table| {
-            table
-                .get("name")
-                .is_some_and(|node| node.as_text() == Some(sink.name.as_str()))
-        });
-        if let Some(node) = table.filter(|_| shared).and_then(|table| table.get("path")) {
-            node.wrong::<()>("a directory of its own for every sink", None);
-        }
-    }
 }

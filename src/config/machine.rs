@@ -1,18 +1,18 @@
 //! Owns: reading one machine file.
-//! May call: reader, point, command, check.
+//! May call: reader, point, command, event, check.
 //! Never: know the other machines.
 
 use super::link::{Reach, link};
 use super::problem::{Doc, Problem};
 use super::reader::{Node, Table, tables};
-use super::{check, command, point};
+use super::{check, command, event, point};
+use crate::board::BoardProfile;
 use crate::core::spec::{
-    Area, DataType, EventClass, EventKind, EventSource, GateSpec, IdentityCheck, Interlock,
-    MachineSpec, MailboxSpec, ModbusArea, ModeCheck, Scalar, Tag, TagGroup,
+    Area, DataType, GateSpec, IdentityCheck, Interlock, MachineSpec, MailboxSpec, ModbusArea,
+    ModeCheck, Scalar, Tag, TagGroup, WordOrder,
 };
 use crate::core::time::TTL_MS_MAX;
 use point::Claim;
-use rust_decimal::prelude::ToPrimitive;
 use std::path::Path;
 use toml::de::DeTable;
 
@@ -24,6 +24,8 @@ pub const ENTRIES_MAX: usize = 2_000;
 pub(super) struct Home<'a> {
     /// The gateway's name: owner by default.
     pub(super) gateway: &'a str,
+    /// Knows what its serial ports are called; `None` where its profile has problems of its own.
+    pub(super) board: Option<&'a BoardProfile>,
 }
 
 /// One machine, and what is odd about it without being wrong.
@@ -51,15 +53,24 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
     let name = name_node.and_then(|node| point::plain_name(&node));
     let owner = root.get("owner").map(|node| point::plain_name(&node));
     let read_only = root.get("read_only").and_then(|node| node.boolean());
-    let link = link(&root);
+    let link = link(&root, home.board);
     let mut claims = Vec::new();
     let gate = gate(&root, &mut claims);
     let reach = Reach::of(link.as_ref());
     let groups = groups(&root, &mut claims);
     let tags = tags(&root, &groups, &mut claims);
-    let events = events(&root, &mut claims);
-    let mailbox = mailbox(&root);
     let mut warnings = Vec::new();
+    let other_owner = owner
+        .clone()
+        .flatten()
+        .filter(|owner| owner != home.gateway);
+    let context = event::Context {
+        read_only: read_only == Some(true),
+        other_owner,
+        registers_max: reach.read_words,
+    };
+    let events = event::sources(&root, &context, &mut claims, &mut warnings);
+    let mailbox = mailbox(&root);
     let commands = {
         let context = command::Context {
             gate: &gate,
@@ -70,6 +81,7 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
     };
     root.finish();
     check::overlaps(&claims);
+    check::acknowledgements(&claims);
     check::widths(&claims, reach.read_words);
     check::mailbox(&root, mailbox.as_ref(), &claims, reach.read_words);
     check::groups(&root, &groups, &tags, reach);
@@ -85,6 +97,7 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
         commands,
         mailbox,
     };
+    check::broadcast(&root, &spec);
     check::odd(&spec, home.gateway, &mut warnings);
     Some(Machine { spec, warnings })
 }
@@ -260,81 +273,6 @@ fn known_group(node: &Node<'_>, groups: &[TagGroup]) -> Option<String> {
     node.wrong("the name of a [[group]] of this file", Some(mend))
 }
 
-fn events<'a>(root: &Table<'a>, claims: &mut Vec<Claim<'a>>) -> Vec<EventSource> {
-    let mut events: Vec<EventSource> = Vec::new();
-    let entries = tables(root, "event");
-    too_many(root, "event", entries.len());
-    for table in &entries {
-        let Some(source) = table.need("source", "\"on_change\"") else {
-            continue;
-        };
-        if let Some(name @ ("counter" | "handshake" | "ring")) = source.as_text() {
-            source.problem(
-                source.describe(),
-                "\"on_change\", the only source that this version watches",
-                Some(format!(
-                    "\"{name}\" is not watched yet: leave this [[event]] out"
-                )),
-            );
-            continue;
-        }
-        if source.choice(&[("on_change", ())]).is_none() {
-            continue;
-        }
-        let type_node = table.need("type", "the event's type, such as \"piece.good\"");
-        let event_type = type_node.and_then(|node| Some((point::local_name(&node)?, node)));
-        let at = point::scalar(table, "data_type");
-        let unit = table
-            .get("unit")
-            .and_then(|n| point::label(&n, point::NAME_CHARS_MAX));
-        let class = table.get("class").and_then(|node| {
-            node.choice(&[
-                ("business", EventClass::Business),
-                ("telemetry", EventClass::Telemetry),
-            ])
-        });
-        let poll = table
-            .get("poll")
-            .and_then(|n| n.duration(POLL_MS_MIN, TTL_MS_MAX));
-        let deadband = table.get("deadband").and_then(|node| deadband(&node));
-        table.finish();
-        let (Some((event_type, node)), Some(at)) = (event_type, at) else {
-            continue;
-        };
-        unique(
-            &node,
-            &event_type,
-            events.iter().map(|e| e.event_type.as_str()),
-        );
-        if event_type.starts_with("operation.") {
-            node.wrong::<()>(
-                "a type that does not begin with \"operation.\", the gateway's own",
-                None,
-            );
-        }
-        claim_read(claims, &format!("event {event_type:?}"), table, Some(at));
-        events.push(EventSource {
-            event_type,
-            class: class.unwrap_or(EventClass::Business),
-            kind: EventKind::OnChange {
-                at,
-                unit,
-                deadband: deadband.unwrap_or(0.0),
-                poll_ms: poll.unwrap_or(1_000),
-            },
-        });
-    }
-    events
-}
-
-fn deadband(node: &Node<'_>) -> Option<f64> {
-    let value = node.decimal()?;
-    if value.is_sign_negative() {
-        return node.wrong("0 or more", None);
-    }
-    value.to_f64()
-}
-
 fn mailbox(root: &Table<'_>) -> Option<MailboxSpec> {
     let table = root.get("mailbox")?.table()?;
     let block = |key: &'static str, words: usize, writable: bool| {
@@ -358,7 +296,12 @@ fn mailbox(root: &Table<'_>) -> Option<MailboxSpec> {
     };
     let command = block("command", crate::core::mailbox::COMMAND_WORDS, true);
     let status = block("status", crate::core::mailbox::STATUS_WORDS, false);
-    let word_order = point::word_order(&table);
+    let stated = point::word_order(&table);
+    // The blocks are laid out by the mailbox, whatever the device does with its own values.
+    let word_order = match table.has("word_order") {
+        true => stated,
+        false => WordOrder::HighFirst,
+    };
     table.finish();
     Some(MailboxSpec {
         command: command?,

@@ -1,26 +1,35 @@
 //! Owns: the configuration as files: gateway, machines, board; everything that is wrong with it, in one pass.
-//! May call: board, core types.
+//! May call: board, core types, the judgement of secret files.
 //! Never: open a device, the journal or a socket; hand out a configuration with a known problem.
 
 mod action;
 mod board_file;
 mod check;
 mod command;
+mod event;
 mod gateway;
 mod link;
 mod machine;
 mod point;
 mod problem;
 mod reader;
+mod receiver;
+mod sink;
+mod url;
 
 pub use check::MANUAL_RETRY_MS;
 pub use command::MAX_QUEUED_MAX;
+pub use event::{DATA_POINTS_MAX, RING_ENTRIES_MAX};
 pub use gateway::{JOURNAL_BYTES_MAX, JOURNAL_BYTES_MIN, MACHINES_MAX};
 pub use link::{LINK_MS_MAX, MC_WORDS_MAX, READ_REGISTERS_MAX, RECONNECT_MS_MAX_DEFAULT};
 pub use machine::{ENTRIES_MAX, POLL_MS_MIN};
 pub use point::NAME_CHARS_MAX;
 pub use problem::{FILE_BYTES_MAX, PROBLEMS_MAX, Problem};
 pub use reader::show_duration;
+pub use receiver::{
+    BOOKS_MAX, GATEWAYS_MAX, GatewayRule, MqttSpec, ReceiverConfig, ReceiverLimits,
+};
+pub use sink::{BrokerSpec, CLIENT_ID_BYTES_MAX, DatabaseSpec, LANES_MAX, TOPIC_BYTES_MAX};
 
 use crate::board::BoardProfile;
 use crate::core::spec::MachineSpec;
@@ -106,6 +115,44 @@ pub enum SinkKind {
         /// Most files kept; the oldest are removed. `None`: nothing is ever removed.
         files_max: Option<u32>,
     },
+    /// `holdfast receiver`, or what speaks its contract.
+    Http {
+        /// `http://` or `https://`, without a slash at its end; `/v1/events:batch` follows it.
+        url: String,
+        /// Says who this gateway is.
+        token_file: Option<PathBuf>,
+        /// Authorities to trust instead of the system's.
+        ca_file: Option<PathBuf>,
+    },
+    /// The books in PostgreSQL.
+    Postgres {
+        /// `postgres://user@host:port/database`, never with a password.
+        url: String,
+        /// The user's.
+        password_file: Option<PathBuf>,
+        /// Authorities to trust instead of the system's.
+        ca_file: Option<PathBuf>,
+        /// Connections, each for the events of its own sources; 1 to [`LANES_MAX`].
+        lanes: usize,
+    },
+    /// A broker that speaks MQTT 5.
+    Mqtt {
+        /// `mqtt://` or `mqtts://`, with the user if there is one, never with a password.
+        url: String,
+        /// May hold `{gateway}`, `{source}` and `{type}`.
+        topic: String,
+        /// Where receivers say what they have committed; may hold `{gateway}`. Without it, an event is
+        /// finished when the broker has it.
+        ack_topic: Option<String>,
+        /// The user's.
+        password_file: Option<PathBuf>,
+        /// Authorities to trust instead of the system's.
+        ca_file: Option<PathBuf>,
+        /// Instead of one made of the gateway's and the sink's name.
+        client_id: Option<String>,
+        /// Silence of the receiver after which events are sent again, in milliseconds.
+        ack_ms: Option<u64>,
+    },
 }
 
 /// Reads and checks the gateway file, its machine files and its board profile.
@@ -114,6 +161,36 @@ pub enum SinkKind {
 /// Everything that was found wrong, file by file, in the order of each file.
 pub fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem>> {
     gateway::load(path, boards_dir)
+}
+
+/// Reads and checks a receiver's file.
+///
+/// # Errors
+/// Everything that was found wrong, in the order of the file.
+pub fn load_receiver(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
+    receiver::load(path)
+}
+
+/// One board profile, from `boards_dir` or compiled in; `None` if nobody knows the name.
+///
+/// # Errors
+/// Everything that was found wrong in its file.
+pub fn board(name: &str, boards_dir: &Path) -> Result<Option<BoardProfile>, Vec<Problem>> {
+    board_file::load(name, None, boards_dir)
+}
+
+/// The names of all board profiles, in order.
+#[must_use]
+pub fn board_names(boards_dir: &Path) -> Vec<String> {
+    board_file::names(boards_dir)
+}
+
+/// The name of the board profile that a gateway file is for, whatever else is wrong with it.
+///
+/// # Errors
+/// It cannot be read, or its `board` is no name.
+pub fn board_in_use(path: &Path) -> Result<String, Vec<Problem>> {
+    gateway::board_in_use(path)
 }
 
 /// Parses a file; its syntax errors, duplicate keys among them, if it has any.

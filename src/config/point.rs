@@ -69,6 +69,20 @@ pub(super) fn address(node: &Node<'_>) -> Option<Address> {
     }
 }
 
+/// The place of a word within something that is read whole.
+pub(super) fn within(doc: &Doc, word: u16) -> Address {
+    match doc.dialect.get() {
+        Dialect::Modbus => Address::Modbus {
+            area: ModbusArea::Holding,
+            offset: word,
+        },
+        Dialect::Melsec { family, .. } => Address::Melsec {
+            device: Device::of(Kind::D, family),
+            number: word.into(),
+        },
+    }
+}
+
 /// Such an address, for people.
 pub(super) fn example(doc: &Doc) -> &'static str {
     match doc.dialect.get() {

@@ -191,3 +191,36 @@ pub enum ProbeAnswer {
     /// The read failed.
     Failed(String),
 }
+
+/// What a device presents for an acknowledgement, as it stood at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Presented {
+    /// The device says that item and data stand.
+    pub ready: bool,
+    /// The acknowledgement stands.
+    pub ack: bool,
+    /// `None`: not ready, or it changed while it was read.
+    pub item: Option<PresentedItem>,
+}
+
+/// One item, whole: ready and number were the same before and after its data were read (EVT-06).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PresentedItem {
+    /// The device's own number.
+    pub number: u32,
+    /// The words of each data value, in the order of the configuration.
+    pub words: Vec<Vec<u16>>,
+}
+
+/// Entries of a device's ring, and its head as it was read after them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingReading {
+    /// When the head was read.
+    pub at: Stamp,
+    /// The number whose slot was read first.
+    pub first: u32,
+    /// The words of that slot and those after it; each entry is of one request.
+    pub entries: Vec<Vec<u16>>,
+    /// The number of the newest entry: what lies a whole ring behind it was overwritten meanwhile.
+    pub head: u32,
+}

@@ -2,22 +2,29 @@
 //! May call: every file of this room.
 //! Never: act; wait; know what time it is but by `now`.
 
-use super::contract::{Exchange, GateReading, Job, MailboxRequest, Probe, ProbeAnswer};
-use super::ids::{AttemptId, CommitNo, Epoch, InvalidOperationId, OperationId, Sequence};
+use super::contract::{
+    Exchange, GateReading, Job, MailboxRequest, Presented, Probe, ProbeAnswer, RingReading,
+};
+use super::ids::{AttemptId, CommitNo, Epoch, EventKey, InvalidOperationId, OperationId, Sequence};
 use super::intent::{Digest, InvalidArgument, Request};
 use super::jitter::Jitter;
 use super::lifecycle::Actor;
 use super::machine::Machine;
 use super::record::{
-    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, Stored, Tombstone,
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, ShedRecord, SinkRecord,
+    SourceRecord, Stored, Tombstone,
 };
 use super::roles::Roles;
+use super::source::{Memory, SourceKey};
 use super::spec::{MachineSpec, Quality, Value};
 use super::time::{Deadline, Now, Stamp};
 use super::turn::Turn;
+use super::upkeep::Observation;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
+/// Type of the event that says what another should have been.
+pub const CORRECTION: &str = "correction";
 /// Most operations that may be open at once, over all machines (CAP-01).
 pub const OPEN_OPERATIONS_MAX: usize = 10_000;
 /// Most operations that one block holds.
@@ -158,16 +165,62 @@ pub enum Input {
         value: Option<Value>,
         /// See [`Quality`].
         quality: Quality,
+        /// Why it is not good.
+        reason: Option<String>,
         /// When it was read.
         at: Stamp,
+        /// When the same connection read it last, unchanged; `None`: not over this connection.
+        since: Option<Stamp>,
+    },
+    /// A handshake was looked at.
+    Presented {
+        /// Whose.
+        machine: String,
+        /// Which source: the event's type.
+        event_type: String,
+        /// How it stands.
+        seen: Presented,
+        /// When it was read.
+        at: Stamp,
+    },
+    /// A ring's head was read.
+    RingHead {
+        /// Whose.
+        machine: String,
+        /// Which source: the event's type.
+        event_type: String,
+        /// The number of the newest entry.
+        head: u32,
+        /// When it was read.
+        at: Stamp,
+    },
+    /// What [`Effect::ReadRing`] came to.
+    RingRead {
+        /// Whose.
+        machine: String,
+        /// Which source: the event's type.
+        event_type: String,
+        /// The entries, or why there are none.
+        reading: Result<RingReading, String>,
     },
     /// A sink came further.
     SinkProgress {
         /// Its progress, whole.
         cursor: CursorRecord,
+        /// What else there is to it, whole; `None`: as it was.
+        more: Option<SinkRecord>,
         /// Events that it will never take.
         dead_letters: Vec<DeadLetter>,
     },
+    /// A sink stands still until a person mends something; `None`: it goes on.
+    SinkStopped {
+        /// Which.
+        sink: String,
+        /// What must be mended.
+        why: Option<String>,
+    },
+    /// A dead letter is mended: an event of its own says what should have been, and settles it.
+    Correct(Box<Correction>),
     /// Something to be kept as it is: a denied request, a settled dead letter.
     Keep {
         /// What.
@@ -175,6 +228,15 @@ pub enum Input {
     },
     /// The journal has room, or has not, and why.
     Capacity(Option<String>),
+    /// The journal is near its budget: telemetry up to `through` is given up.
+    Shed {
+        /// The last commit of the slice.
+        through: CommitNo,
+        /// What is in it that some sink has not taken, in the order of the log.
+        keys: Vec<EventKey>,
+    },
+    /// See [`Gateway::shed_over`].
+    ShedOver,
     /// The configuration was read again.
     Reconfigured {
         /// The machines, whole.
@@ -186,6 +248,22 @@ pub enum Input {
     },
     /// Time passed.
     Tick,
+}
+
+/// What a person says in place of an event that a sink never takes. The event itself is frozen (EVT-01): its
+/// key and its content stay on record, and what is said now has a key of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Correction {
+    /// The dead letter.
+    pub letter: DeadLetter,
+    /// The body as it should have been, JSON.
+    pub body: serde_json::Value,
+    /// How many are to be counted with it.
+    pub qty: i64,
+    /// Why, and by whom.
+    pub reason: String,
+    /// See `reason`.
+    pub actor: Actor,
 }
 
 /// How a link changed.
@@ -246,6 +324,26 @@ pub enum Effect {
         /// The no-op.
         request: MailboxRequest,
     },
+    /// Set or clear a handshake's acknowledgement. Nothing answers: it is decided anew at the next look.
+    Acknowledge {
+        /// Whose link.
+        machine: String,
+        /// Which source: the event's type.
+        event_type: String,
+        /// To be set while the device presents this item, whose event is durable; `None`: to be cleared.
+        item: Option<u32>,
+    },
+    /// Read entries of a ring; the answer is [`Input::RingRead`].
+    ReadRing {
+        /// Whose link.
+        machine: String,
+        /// Which source: the event's type.
+        event_type: String,
+        /// The first entry's number.
+        first: u32,
+        /// How many at most.
+        count: u16,
+    },
 }
 
 /// What one input decided.
@@ -288,9 +386,14 @@ pub struct Gateway {
     pub(super) timers: BTreeSet<(u64, OperationId)>,
     pub(super) sequences: HashMap<String, Sequence>,
     pub(super) alarms: BTreeMap<(String, String), Alarm>,
+    /// How far the sources are taken; those of machines that are gone are kept, for they may come back.
+    pub(super) sources: BTreeMap<SourceKey, SourceRecord>,
+    pub(super) source_memory: BTreeMap<SourceKey, Memory>,
     pub(super) capacity_full: Option<String>,
     pub(super) events_left_out: u64,
     pub(super) highest_wall_us: i64,
+    pub(super) start: StartFacts,
+    pub(super) shed: ShedRecord,
     unproven_before_us: i64,
     pub(super) next_drain_ns: u64,
     pub(super) jitter: Jitter,
@@ -311,14 +414,34 @@ pub struct Restored {
     pub operations: Vec<Operation>,
     /// Every machine's durable facts.
     pub machines: Vec<MachineRecord>,
+    /// How far the sources at the machines were taken.
+    pub sources: Vec<SourceRecord>,
     /// The highest wall time on record, microseconds since 1970.
     pub highest_wall_us: i64,
     /// Before this wall time, microseconds since 1970, an operation may have been recorded and lost; 0: none.
     pub unproven_before_us: i64,
     /// The journal is created, salvaged or a copy: what was given out after it was written is not in it.
     pub new_incarnation: bool,
+    /// The epoch of the start before; 0: there was none, or it is not known.
+    pub previous_epoch: Epoch,
+    /// Why this epoch began, if not by an ordinary start.
+    pub note: Option<String>,
+    /// Whether the stop before was clean.
+    pub clean: bool,
+    /// The journal is another computer's, and nobody has said that this one takes its place.
+    pub foreign: Option<String>,
+    /// Telemetry that was given up, as far as it is on record.
+    pub shed: ShedRecord,
     /// Damage was found (REC-03).
     pub recovery: bool,
+}
+
+/// What is told about this start.
+pub(super) struct StartFacts {
+    pub(super) previous_epoch: Epoch,
+    pub(super) note: Option<String>,
+    pub(super) clean: bool,
+    pub(super) foreign: Option<String>,
 }
 
 impl Gateway {
@@ -367,9 +490,25 @@ impl Gateway {
             timers: BTreeSet::new(),
             sequences: HashMap::new(),
             alarms: BTreeMap::new(),
+            sources: restored
+                .sources
+                .into_iter()
+                .map(|record| {
+                    let key = (record.machine.clone(), record.event_type.clone());
+                    (key, record)
+                })
+                .collect(),
+            source_memory: BTreeMap::new(),
             capacity_full: None,
             events_left_out: 0,
             highest_wall_us: restored.highest_wall_us,
+            shed: restored.shed,
+            start: StartFacts {
+                previous_epoch: restored.previous_epoch,
+                note: restored.note,
+                clean: restored.clean,
+                foreign: restored.foreign,
+            },
             unproven_before_us: restored.unproven_before_us,
             next_drain_ns: 0,
             jitter: Jitter::new(seed),
@@ -467,21 +606,57 @@ impl Gateway {
                 event_type,
                 value,
                 quality,
+                reason,
                 at,
+                since,
             } => {
-                self.observed(&mut turn, &machine, &event_type, value, quality, &at);
+                let seen = Observation {
+                    value,
+                    quality,
+                    reason,
+                    at,
+                    since,
+                };
+                self.observed(&mut turn, &machine, &event_type, seen);
             }
+            Input::Presented {
+                machine,
+                event_type,
+                seen,
+                at,
+            } => self.presented(&mut turn, &machine, &event_type, &seen, at),
+            Input::RingHead {
+                machine,
+                event_type,
+                head,
+                at,
+            } => self.ring_head(&mut turn, &machine, &event_type, head, at),
+            Input::RingRead {
+                machine,
+                event_type,
+                reading,
+            } => self.ring_read(&mut turn, &machine, &event_type, reading),
             Input::SinkProgress {
                 cursor,
+                more,
                 dead_letters,
             } => {
                 turn.keep(Record::Cursor(cursor));
+                turn.kept
+                    .extend(more.map(|more| (None, Record::Sink(more))));
                 for letter in dead_letters {
                     turn.keep(Record::DeadLetter(letter));
                 }
             }
+            Input::SinkStopped { sink, why } => {
+                let text = why.map(|why| format!("sink {sink} stands still: {why}"));
+                self.set_alarm(&mut turn, "sink_stopped", &format!("sink {sink}"), text);
+            }
+            Input::Correct(correction) => self.correct(&mut turn, *correction),
             Input::Keep { record } => self.keep(&mut turn, record),
             Input::Capacity(full) => self.set_capacity(&mut turn, full),
+            Input::Shed { through, keys } => self.shed(&mut turn, through, &keys),
+            Input::ShedOver => self.tell_shed(&mut turn),
             Input::Reconfigured {
                 machines,
                 settings,
@@ -508,9 +683,9 @@ impl Gateway {
     pub(super) fn unproven_before_us(&self) -> i64 {
         self.unproven_before_us
     }
-    /// The journal has forgotten ids of requests issued up to then.
+    /// The journal may have forgotten ids of requests issued up to then.
     pub fn forgot_until(&mut self, issued_us: i64) {
-        self.unproven_before_us = self.unproven_before_us.max(issued_us);
+        self.unproven_before_us = issued_us;
     }
     /// Damage was found, so nothing is decided or written (REC-03).
     #[must_use]
@@ -575,11 +750,51 @@ impl Gateway {
             self.emit(turn, &source, "clock.stepped", body);
         }
         if turn.now.wall_trusted {
+            // A mark ahead of a trusted clock was made by a wrong one, and would refuse everything until it comes true.
+            self.unproven_before_us = self.unproven_before_us.min(turn.now.wall_us);
             self.highest_wall_us = self.highest_wall_us.max(turn.now.wall_us);
         }
     }
 
     /// Who was refused is told to the sinks as well: the log itself is trimmed (OPS-02).
+    /// The correction and the end of the dead letter stand in one commit.
+    fn correct(&mut self, turn: &mut Turn, correction: Correction) {
+        let Correction {
+            letter,
+            body,
+            qty,
+            reason,
+            actor,
+        } = correction;
+        let event = letter.event;
+        let said = serde_json::json!({
+            "corrects": event.key.to_string(),
+            "type": event.event_type,
+            "sink": letter.sink,
+            "status": letter.status,
+            "reason": reason,
+            "by": actor.to_string(),
+            "body": body,
+        });
+        // The fact's own time, as trustworthy as it was.
+        let at = Now {
+            boot_id: event.unsynchronised.unwrap_or(turn.now.boot_id),
+            boottime_ns: event.boottime_ns,
+            wall_us: event.wall_us,
+            wall_trusted: event.unsynchronised.is_none(),
+        };
+        let source = event.key.source.clone();
+        let (class, quality) = (event.class, event.quality);
+        self.emit_full(turn, &source, CORRECTION, said, class, quality, at, qty);
+        turn.keep(Record::DeadLetterSettled {
+            sink: letter.sink,
+            key: event.key,
+            how: "mended".into(),
+            actor,
+            reason,
+        });
+    }
+
     fn keep(&mut self, turn: &mut Turn, record: Record) {
         if let Record::Audit {
             actor,
@@ -620,9 +835,10 @@ impl Gateway {
                 .machines
                 .get_mut(&name)
                 .map(|machine| std::mem::take(&mut machine.unheard));
-            for (event_type, (value, quality, at)) in unheard.unwrap_or_default() {
-                self.observed(turn, &name, &event_type, value, quality, &at);
+            for (event_type, seen) in unheard.unwrap_or_default() {
+                self.observed(turn, &name, &event_type, seen);
             }
+            self.set_alarm(turn, "events_not_taken", &name, None);
         }
     }
 
@@ -840,6 +1056,11 @@ pub enum Refusal {
         "the gateway is in recovery mode after damage to its journal: reads are answered, nothing is sent"
     )]
     RecoveryMode,
+    /// Operator: a cloned or moved journal.
+    #[error(
+        "{0}, and both may run: nothing is sent from here until somebody says that this one takes the other's place (holdfast journal adopt)"
+    )]
+    ForeignJournal(String),
     /// Operator (CAP-01).
     #[error("no room: {0}")]
     CapacityFull(String),

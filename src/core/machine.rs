@@ -9,9 +9,10 @@ use super::lifecycle::{HeldReason, RejectReason, Source, State, Step};
 use super::mailbox;
 use super::record::{ATTEMPTS_MAX, Attempt, MachineRecord, Operation};
 use super::roles::Permission;
-use super::spec::{Action, Class, Interlock, MachineSpec, MailboxSpec, Quality, Row, Value};
+use super::spec::{Action, Class, Interlock, MachineSpec, MailboxSpec, Quality, Row};
 use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, Validity, elapsed_ns};
 use super::turn::{Cause, Turn, find};
+use super::upkeep::Observation;
 use super::values;
 use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -54,7 +55,9 @@ pub struct Machine {
     pub(super) burning: bool,
     pub(super) epoch_taken: bool,
     /// Watched values that changed while the journal was full, by event type.
-    pub(super) unheard: BTreeMap<String, (Option<Value>, Quality, Stamp)>,
+    pub(super) unheard: BTreeMap<String, Observation>,
+    /// The quality that the last event of a watched value had, by event type.
+    pub(super) heard_as: BTreeMap<String, Quality>,
 }
 
 /// How a link stands.
@@ -119,6 +122,7 @@ impl Machine {
             burning: false,
             epoch_taken: false,
             unheard: BTreeMap::new(),
+            heard_as: BTreeMap::new(),
         }
     }
 
@@ -197,6 +201,7 @@ impl Gateway {
 
     /// A link came, went, or is being tried.
     pub(super) fn link_changed(&mut self, turn: &mut Turn, name: &str, change: LinkChange) {
+        self.forget_asked(name);
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };

@@ -60,13 +60,13 @@ impl Radix {
         }
     }
 
-    /// In plain words.
+    /// In plain words, with its article.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Decimal => "decimal",
-            Self::Octal => "octal",
-            Self::Hex => "hexadecimal",
+            Self::Decimal => "a decimal",
+            Self::Octal => "an octal",
+            Self::Hex => "a hexadecimal",
         }
     }
 }
@@ -215,7 +215,7 @@ impl Device {
         match number {
             Some(number) if number <= NUMBER_MAX => Ok((device, number)),
             _ => Err(format!(
-                "{name} with a {} number up to {}: {name} is numbered so on family {}",
+                "{name} with {} number up to {}: {name} is numbered so on family {}",
                 radix.name(),
                 device.place(NUMBER_MAX).trim_start_matches(name),
                 family.name()

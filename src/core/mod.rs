@@ -16,12 +16,16 @@ pub mod lifecycle;
 pub mod machine;
 pub mod mailbox;
 pub mod melsec;
+pub mod numbering;
 pub mod outbox;
+mod outbox_ranges;
 mod outcome;
 pub mod policy;
 pub mod record;
 pub mod roles;
 pub mod serial;
+pub mod shed;
+mod source;
 pub mod spec;
 mod submit;
 pub mod time;
@@ -29,6 +33,7 @@ mod turn;
 pub mod units;
 mod upkeep;
 pub mod values;
+pub mod wire;
 
 #[cfg(test)]
 mod corners;
@@ -36,3 +41,5 @@ mod corners;
 mod scenarios;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod source_tests;

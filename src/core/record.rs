@@ -9,7 +9,7 @@
 //! stretch of the log twice ends in the same state.
 
 use super::contract::Exchange;
-use super::ids::{AttemptId, BootId, CommitNo, Epoch, EventKey, OperationId};
+use super::ids::{AttemptId, BootId, CommitNo, Epoch, EventKey, OperationId, Sequence};
 use super::intent::{Digest, Intent};
 use super::lifecycle::{Actor, HeldReason, Source, State};
 use super::spec::{Class, EventClass, Quality, Value};
@@ -79,6 +79,15 @@ pub enum Record {
     },
     /// The gateway stopped cleanly.
     Stop,
+    /// How far a source at a machine has been taken, whole. Key: machine and event type. It is written in the
+    /// block of the event that it is about (EVT-04).
+    Source(SourceRecord),
+    /// What else there is to a sink's progress, whole. Key: its name. In one commit with its cursor.
+    Sink(SinkRecord),
+    /// Telemetry that was given up for want of room, whole. There is one.
+    Shed(ShedRecord),
+    /// The place of a record that the log no longer keeps: it was given up, or its newest state is elsewhere.
+    Gone,
 }
 
 /// One thing that somebody wants done to a machine, once, with all that happened to it.
@@ -231,6 +240,37 @@ pub struct MachineRecord {
     pub baselines: Vec<(String, Option<Value>)>,
 }
 
+/// How far a source has been taken: what stands here has made its event, and makes no other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SourceRecord {
+    /// Whose.
+    pub machine: String,
+    /// Which source: the event's type.
+    pub event_type: String,
+    /// Where it is read, as configured: another place is another source.
+    pub place: String,
+    /// When the device was read.
+    pub at: Stamp,
+    /// How far.
+    pub state: SourceState,
+}
+
+/// See [`SourceRecord`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SourceState {
+    /// The count up to which pieces are accounted for.
+    Counter(u64),
+    /// The item that was taken last, and SHA-256 of its data.
+    Handshake {
+        /// The device's own number.
+        item: u32,
+        /// Of the words of its data.
+        sha256: [u8; 32],
+    },
+    /// The number of the last entry that was taken; `None`: none since the device's reset.
+    Ring(Option<u32>),
+}
+
 /// Giving up a mailbox request: the no-op that must be seen done first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Burn {
@@ -263,6 +303,64 @@ pub struct CursorRecord {
     pub retries: u64,
 }
 
+/// Telemetry that was given up for want of room (FWD-04), until one event has told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ShedRecord {
+    /// Telemetry in commits up to and with this one is not there any more, whether it still takes up room or not.
+    pub through: CommitNo,
+    /// Since when, of what is not told yet.
+    pub since: Option<Stamp>,
+    /// The last time.
+    pub last: Option<Stamp>,
+    /// How many, of what is not told yet.
+    pub count: u64,
+    /// Which, of what is not told yet; at most [`super::shed::SHED_RANGES_MAX`] ranges.
+    pub ranges: Vec<KeyRange>,
+    /// How many, ever.
+    pub total: u64,
+}
+
+/// Keys of one source and epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRange {
+    /// See [`EventKey`].
+    pub source: String,
+    /// See [`EventKey`].
+    pub epoch: Epoch,
+    /// The first.
+    pub first: Sequence,
+    /// The last.
+    pub last: Sequence,
+    /// How many of the range are meant; all, if it is as many as the range has.
+    pub count: u64,
+}
+
+/// What else there is to a sink's progress. Without one: nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SinkRecord {
+    /// The sink's configured name.
+    pub sink: String,
+    /// What is finished beyond the cursor's watermark, in the order of the log.
+    pub ahead: Vec<Ahead>,
+    /// Behind this place fresh events overtake the backlog.
+    pub live_from: Option<Position>,
+    /// How many of the counted answers, other than retries, were to dead letters that were sent again.
+    pub resent: u64,
+    /// How many finished events a person had sent again.
+    pub rewound: u64,
+}
+
+/// Events finished without a hole: all between two places, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ahead {
+    /// From here.
+    pub from: Position,
+    /// To here.
+    pub to: Position,
+    /// How many.
+    pub events: u64,
+}
+
 /// A place in the log: the record at `index` of commit `no`.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
@@ -272,6 +370,14 @@ pub struct Position {
     pub no: CommitNo,
     /// Which record in it, from 0.
     pub index: u32,
+}
+
+impl Position {
+    /// Behind everything.
+    pub const MAX: Self = Self {
+        no: CommitNo(u64::MAX),
+        index: u32::MAX,
+    };
 }
 
 /// An event that a sink will never take as it is (FWD-02).

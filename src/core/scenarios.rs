@@ -127,6 +127,7 @@ pub(super) fn press(name: &str) -> MachineSpec {
                 at: holding(100, DataType::U16),
                 unit: None,
                 deadband: 2.0,
+                no_value: Vec::new(),
                 poll_ms: 500,
             },
         }],
@@ -173,6 +174,7 @@ pub(super) struct Stage {
     pub(super) events: Vec<EventRecord>,
     pub(super) disk: BTreeMap<OperationId, Operation>,
     pub(super) machines: BTreeMap<String, MachineRecord>,
+    pub(super) sources: BTreeMap<(String, String), SourceRecord>,
     pub(super) specs: Vec<Arc<MachineSpec>>,
     pub(super) tokens: u64,
     pub(super) unproven_before_us: i64,
@@ -206,6 +208,7 @@ impl Stage {
             events: Vec::new(),
             disk: BTreeMap::new(),
             machines: BTreeMap::new(),
+            sources: BTreeMap::new(),
             specs,
             tokens: 0,
             unproven_before_us: 0,
@@ -235,6 +238,10 @@ impl Stage {
                 }
                 Record::Machine(machine) => {
                     self.machines.insert(machine.name.clone(), machine);
+                }
+                Record::Source(source) => {
+                    let key = (source.machine.clone(), source.event_type.clone());
+                    self.sources.insert(key, source);
                 }
                 Record::Event(event) => self.events.push(event),
                 _ => {}
@@ -276,10 +283,11 @@ impl Stage {
                 .cloned()
                 .collect(),
             machines: self.machines.values().cloned().collect(),
+            sources: self.sources.values().cloned().collect(),
             highest_wall_us: WALL_US,
             unproven_before_us: self.unproven_before_us,
             new_incarnation: self.new_incarnation,
-            recovery: false,
+            ..Restored::default()
         };
         self.core = Gateway::new(settings(), self.specs.clone(), restored, &self.now, 43);
         self.effects.clear();
@@ -889,7 +897,9 @@ fn a_watched_value_makes_an_event_when_it_moves_more_than_the_deadband() {
             event_type: "speed.changed".into(),
             value: Some(Value::Int(value)),
             quality: Quality::Good,
+            reason: None,
             at: stage.now,
+            since: None,
         });
         stage.events.len() - before
     };

@@ -383,7 +383,9 @@ impl Play {
                     machine,
                     exchange: not_sent,
                 },
-                Effect::Answer { .. } => return,
+                Effect::Answer { .. } | Effect::Acknowledge { .. } | Effect::ReadRing { .. } => {
+                    return;
+                }
             };
             self.stage.input(input);
             return;
@@ -441,7 +443,7 @@ impl Play {
                 let exchange = self.exchange(&effect);
                 self.stage.input(Input::Burned { machine, exchange });
             }
-            Effect::Answer { .. } => {}
+            Effect::Answer { .. } | Effect::Acknowledge { .. } | Effect::ReadRing { .. } => {}
         }
     }
 
@@ -703,7 +705,7 @@ impl Play {
                     self.stage.input(Input::Burned { machine, exchange });
                 }
             }
-            Effect::Answer { .. } => {}
+            Effect::Answer { .. } | Effect::Acknowledge { .. } | Effect::ReadRing { .. } => {}
         }
     }
 }

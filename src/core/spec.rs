@@ -488,9 +488,126 @@ pub enum EventKind {
         unit: Option<String>,
         /// A numeric change of this much or less is none; 0 for "any change".
         deadband: f64,
+        /// Raw values by which the device says "no value" (F045).
+        no_value: Vec<Value>,
         /// How often it is read, in milliseconds.
         poll_ms: u64,
     },
+    /// One event whenever the device's count is higher than it was, with the difference as its quantity.
+    Counter(CounterSpec),
+    /// One event for each item that the device presents and holds until it is acknowledged.
+    Handshake(HandshakeSpec),
+    /// One event for each entry of a ring buffer in the device.
+    Ring(RingSpec),
+}
+
+impl EventKind {
+    /// The name used in configuration.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::OnChange { .. } => "on_change",
+            Self::Counter(_) => "counter",
+            Self::Handshake(_) => "handshake",
+            Self::Ring(_) => "ring",
+        }
+    }
+    /// How often it is looked at, in milliseconds.
+    #[must_use]
+    pub fn poll_ms(&self) -> u64 {
+        match self {
+            Self::OnChange { poll_ms, .. } => *poll_ms,
+            Self::Counter(counter) => counter.poll_ms,
+            Self::Handshake(handshake) => handshake.poll_ms,
+            Self::Ring(ring) => ring.poll_ms,
+        }
+    }
+    /// The place that is read first.
+    #[must_use]
+    pub fn first_place(&self) -> Scalar {
+        match self {
+            Self::OnChange { at, .. } => *at,
+            Self::Counter(counter) => counter.at,
+            Self::Handshake(handshake) => handshake.ready,
+            Self::Ring(ring) => ring.head,
+        }
+    }
+}
+
+/// A count that the device keeps, and that only grows, until it wraps or the device is reset.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CounterSpec {
+    /// The count: u16, u32 or u64.
+    pub at: Scalar,
+    /// What is counted.
+    pub unit: Option<String>,
+    /// The highest count; 0 comes after it.
+    pub wraps_after: u64,
+    /// What a reset device begins at.
+    pub reset_to: u64,
+    /// The most that it can grow in one cycle; `None`: not stated, and a wrap is told from a reset by a guess.
+    pub max_step: Option<u64>,
+    /// How often it is read, in milliseconds.
+    pub poll_ms: u64,
+}
+
+/// How a device numbers its items: `first` to `last`, then `first` again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbering {
+    /// The least number, also that of a reset device's first item.
+    pub first: u32,
+    /// The highest.
+    pub last: u32,
+}
+
+/// A named value of an item or an entry.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DataPoint {
+    /// Unique in the event.
+    pub name: String,
+    /// Where it stands.
+    pub at: Scalar,
+    /// Its unit.
+    pub unit: Option<String>,
+}
+
+/// Ready bit, item number, data, acknowledgement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HandshakeSpec {
+    /// Set by the device when item and data stand; they stand until the acknowledgement.
+    pub ready: Scalar,
+    /// Set by the gateway once the item's event is durable; the device then clears `ready`, the gateway this.
+    pub ack: Scalar,
+    /// The device's own number of the item: u16 or u32.
+    pub item: Scalar,
+    /// How it numbers.
+    pub numbering: Numbering,
+    /// What belongs to the item.
+    pub data: Vec<DataPoint>,
+    /// How often it is looked at, in milliseconds.
+    pub poll_ms: u64,
+}
+
+/// A ring buffer in the device: entry n stands in slot n mod `entries`, its number in its first two words.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RingSpec {
+    /// The number of the newest entry (u32).
+    pub head: Scalar,
+    /// The first word of slot 0.
+    pub base: Address,
+    /// How many slots.
+    pub entries: u16,
+    /// How many words an entry takes, its number included.
+    pub words: u16,
+    /// How entries are numbered.
+    pub numbering: Numbering,
+    /// Whether the first contact takes what the ring holds already, or only what comes later.
+    pub from_oldest: bool,
+    /// What the words mean, each from the entry's word of that number on (its address means nothing); without any,
+    /// an event carries the words.
+    pub data: Vec<(u16, DataPoint)>,
+    /// How often the head is read, in milliseconds.
+    pub poll_ms: u64,
 }
 
 /// What is read after every reconnection and kept fresh, before any command (POL-06).

@@ -217,6 +217,9 @@ impl Gateway {
         if self.is_recovery() {
             return Err(Refusal::RecoveryMode);
         }
+        if let Some(foreign) = &self.start.foreign {
+            return Err(Refusal::ForeignJournal(foreign.clone()));
+        }
         if self.is_stopping() {
             return Err(Refusal::Stopping);
         }
@@ -242,8 +245,8 @@ impl Gateway {
         let ahead_us = us(CLOCK_AHEAD_MS_MAX);
         if issued_us <= self.unproven_before_us() {
             return Err(Refusal::OutsideReplayWindow {
-                why: "what this gateway knew of requests issued then is gone (salvaged, restored, or past its retention), \
-                      and it may have been executed; find out at the machine"
+                why: "what was known here of requests issued then is gone (the journal began later, was restored or salvaged, or \
+                      they are past their retention), and it may have been executed; find out at the machine"
                     .into(),
             });
         }

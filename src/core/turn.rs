@@ -175,12 +175,17 @@ impl Gateway {
         event_type: &str,
         body: serde_json::Value,
     ) {
+        // A link that flaps for days must not stop production; that it is down is an alarm.
+        let class = match event_type {
+            "link.changed" => EventClass::Telemetry,
+            _ => EventClass::Business,
+        };
         self.emit_full(
             turn,
             source,
             event_type,
             body,
-            EventClass::Business,
+            class,
             Quality::Good,
             turn.now,
             1,
@@ -240,7 +245,7 @@ impl Gateway {
         if before == text {
             return;
         }
-        let source = if about.is_empty() {
+        let source = if about.is_empty() || code == "sink_stopped" {
             self.settings.gateway.clone()
         } else {
             about.to_owned()

@@ -8,12 +8,24 @@ use super::lifecycle::{Actor, HeldReason, Source, State, Step, UnknownReason};
 use super::machine::{LinkState, Machine};
 use super::spec::{EventKind, MachineSpec, OnRestart, Quality, Value};
 use super::time::{Deadline, NS_PER_MS, Stamp, Validity};
-use super::turn::{Cause, Turn};
+use super::turn::{Cause, Turn, bounded};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// No timer fires sooner than this after it was set, so that nothing can spin.
 const TIMER_NS_MIN: u64 = NS_PER_MS;
+
+/// What was read of a watched value.
+#[derive(Clone, Debug)]
+pub(super) struct Observation {
+    /// `None` if there is nothing honest to show.
+    pub(super) value: Option<Value>,
+    pub(super) quality: Quality,
+    pub(super) reason: Option<String>,
+    pub(super) at: Stamp,
+    /// When the same connection read it last, unchanged.
+    pub(super) since: Option<Stamp>,
+}
 
 impl Gateway {
     /// REC-02 and TIME-03, TIME-04: the first input after a start.
@@ -33,11 +45,31 @@ impl Gateway {
             self.set_timer(&id);
         }
         turn.now = now;
+        self.announce_start(turn);
         if self.is_recovery() {
             let text =
                 "damage was found in the journal: reads are answered, nothing is sent".to_owned();
             self.set_alarm(turn, "recovery_mode", "", Some(text));
         }
+    }
+
+    /// Each start names the one before it. Two starts that name the same one tell whoever has the events of both that
+    /// the disk was set back, or that two computers run from one image.
+    fn announce_start(&mut self, turn: &mut Turn) {
+        let gateway = self.settings.gateway.clone();
+        let text = self.start.foreign.as_ref().map(|foreign| {
+            format!("{foreign}: no machine is touched until somebody says which of the two goes on")
+        });
+        self.set_alarm(turn, "foreign_journal", "", text);
+        self.alarm_shed(turn);
+        let previous = self.start.previous_epoch;
+        let body = serde_json::json!({
+            "previous_epoch": (previous.0 > 0).then(|| previous.to_string()),
+            "first_commit": turn.no.to_string(),
+            "clean": self.start.clean,
+            "note": self.start.note,
+        });
+        self.emit(turn, &gateway, "gateway.started", body);
     }
 
     fn after_restart(&mut self, turn: &mut Turn, id: &OperationId) {
@@ -263,48 +295,55 @@ impl Gateway {
         .map(|due| due.max(self.last_now_ns + TIMER_NS_MIN))
     }
 
-    /// A watched value (EVT-03, `on_change`). What made the last event is durable with that event.
+    /// A watched value (EVT-03). What made the last event is durable with that event.
     pub(super) fn observed(
         &mut self,
         turn: &mut Turn,
         name: &str,
         event_type: &str,
-        value: Option<Value>,
-        quality: Quality,
-        at: &Stamp,
+        seen: Observation,
     ) {
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
-        let Some(source) = machine
-            .spec
-            .events
-            .iter()
-            .find(|source| source.event_type == event_type)
-        else {
+        let spec = Arc::clone(&machine.spec);
+        let mut sources = spec.events.iter();
+        let Some(source) = sources.find(|source| source.event_type == event_type) else {
             return;
         };
-        let EventKind::OnChange { unit, deadband, .. } = &source.kind;
-        let (unit, deadband, class) = (unit.clone(), *deadband, source.class);
+        let (unit, deadband, class) = match &source.kind {
+            EventKind::OnChange { unit, deadband, .. } => (unit, *deadband, source.class),
+            EventKind::Counter(_) => return self.counted(turn, name, event_type, seen),
+            EventKind::Handshake(_) | EventKind::Ring(_) => return,
+        };
         let baselines = &mut machine.record.baselines;
         let index = baselines.iter().position(|(known, _)| known == event_type);
         let before = index.map(|index| baselines[index].1.clone());
-        if before
-            .as_ref()
-            .is_some_and(|before| !moved(before.as_ref(), value.as_ref(), deadband))
-        {
+        let value = seen.value.clone();
+        let as_before = |before: &Option<Value>| {
+            let assumed = match before {
+                Some(_) => Quality::Good,
+                None => Quality::Bad,
+            };
+            let heard_as = machine.heard_as.get(event_type).copied();
+            !moved(before.as_ref(), value.as_ref(), deadband)
+                && heard_as.unwrap_or(assumed) == seen.quality
+        };
+        if before.as_ref().is_some_and(as_before) {
+            machine.unheard.remove(event_type);
             return;
         }
-        if self.capacity_full.is_some() {
+        if !self.has_room(turn, name, source) {
             // No key is given out, and the newest value is looked at again once there is room (FWD-04).
-            machine
-                .unheard
-                .insert(event_type.to_owned(), (value, quality, *at));
+            if let Some(machine) = self.machines.get_mut(name) {
+                machine.unheard.insert(event_type.to_owned(), seen);
+            }
             return;
         }
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
+        machine.heard_as.insert(event_type.to_owned(), seen.quality);
         match index {
             Some(index) => machine.record.baselines[index].1.clone_from(&value),
             None => machine
@@ -313,12 +352,24 @@ impl Gateway {
                 .push((event_type.to_owned(), value.clone())),
         }
         turn.touch_machine(name);
-        let body = serde_json::json!({
+        let mut body = serde_json::json!({
             "value": value.as_ref().map(json_value),
             "previous": before.flatten().as_ref().map(json_value),
             "unit": unit,
         });
-        self.emit_full(turn, name, event_type, body, class, quality, *at, 1);
+        if let Some(reason) = &seen.reason {
+            body["reason"] = bounded(reason).into();
+        }
+        self.emit_full(
+            turn,
+            name,
+            event_type,
+            body,
+            class,
+            seen.quality,
+            seen.at,
+            1,
+        );
     }
 
     /// CFG-03: the new configuration stands from here on, whole.
@@ -330,6 +381,7 @@ impl Gateway {
         actor: &Actor,
     ) {
         self.settings = settings;
+        self.forget_sources(turn);
         let mut before = std::mem::take(&mut self.machines);
         let mut come_back = BTreeSet::new();
         for spec in specs {
@@ -351,7 +403,7 @@ impl Gateway {
         for (name, mut machine) in before {
             machine.configured = false;
             // Nobody mends the link of a machine that is to be gone.
-            for code in ["link_down", "identity_mismatch"] {
+            for code in ["link_down", "identity_mismatch", "events_not_taken"] {
                 self.set_alarm(turn, code, &name, None);
             }
             if machine.waiting.is_empty()
@@ -407,7 +459,7 @@ fn moved(before: Option<&Value>, after: Option<&Value>, deadband: f64) -> bool {
 }
 
 /// A read value as JSON; a number that JSON cannot hold becomes its text.
-fn json_value(value: &Value) -> serde_json::Value {
+pub(super) fn json_value(value: &Value) -> serde_json::Value {
     match value {
         Value::Bool(bit) => (*bit).into(),
         Value::Int(number) => match i64::try_from(*number) {

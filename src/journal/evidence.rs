@@ -4,12 +4,14 @@
 
 use super::files;
 use super::frame::{self, Head, Kind, MAGIC};
-use super::state::{Strides, events_in};
+use super::hollow;
+use super::state::{Strides, events_in, source_key};
 use super::store::{StoreError, parse};
 use super::{Meta, no_key};
 use crate::core::ids::{CommitNo, OperationId};
 use crate::core::record::{
-    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, Stored, Tombstone,
+    Block, CursorRecord, DeadLetter, MachineRecord, Operation, Record, ShedRecord, SinkRecord,
+    SourceRecord, Stored, Tombstone,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -49,6 +51,12 @@ pub(super) struct Evidence {
     order: BTreeMap<(CommitNo, OperationId), ()>,
     pub(super) machines: BTreeMap<String, (u64, MachineRecord)>,
     pub(super) cursors: BTreeMap<String, (u64, CursorRecord)>,
+    /// By [`source_key`].
+    pub(super) sources: BTreeMap<String, (u64, SourceRecord)>,
+    pub(super) sinks: BTreeMap<String, (u64, SinkRecord)>,
+    pub(super) shed: (u64, ShedRecord),
+    /// Runs of which nothing is kept: first and last commit.
+    hollow: BTreeMap<u64, u64>,
     dead: BTreeMap<(String, String), (u64, Option<DeadLetter>)>,
     pub(super) meta: Meta,
     /// Frames whose CRC does not match: torn, altered, or the rest of overwritten ones.
@@ -71,6 +79,10 @@ impl Evidence {
             order: BTreeMap::new(),
             machines: BTreeMap::new(),
             cursors: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            sinks: BTreeMap::new(),
+            shed: Default::default(),
+            hollow: BTreeMap::new(),
             dead: BTreeMap::new(),
             meta: Meta::default(),
             bad_frames: 0,
@@ -166,7 +178,18 @@ impl Evidence {
     /// Takes a whole value. Newer ones replace older ones; equal ones are met many times.
     fn take(&mut self, head: Head, parts: Vec<At>, body: &[u8]) {
         match head.kind {
-            Kind::Block => self.take_block(head, parts, body),
+            Kind::Block | Kind::Thinned => self.take_block(head, parts, body),
+            Kind::Hollow => {
+                if let Ok(through) = hollow::through(&head, body) {
+                    let known = self.hollow.entry(head.no).or_default();
+                    *known = through.max(*known);
+                }
+            }
+            Kind::Shed => {
+                if let Ok(shed) = postcard::from_bytes::<ShedRecord>(body) {
+                    self.take_shed(head.no, shed);
+                }
+            }
             Kind::Operation | Kind::Tombstone => {
                 let id = if head.kind == Kind::Operation {
                     postcard::from_bytes::<Operation>(body).ok().map(|o| {
@@ -197,6 +220,16 @@ impl Evidence {
                     newer_ordered(&mut self.cursors, cursor.sink.clone(), head.no, cursor);
                 }
             }
+            Kind::Source => {
+                if let Ok(source) = postcard::from_bytes::<SourceRecord>(body) {
+                    newer_ordered(&mut self.sources, source_key(&source), head.no, source);
+                }
+            }
+            Kind::Sink => {
+                if let Ok(sink) = postcard::from_bytes::<SinkRecord>(body) {
+                    newer_ordered(&mut self.sinks, sink.sink.clone(), head.no, sink);
+                }
+            }
             Kind::DeadLetter => {
                 if let Ok(letter) = postcard::from_bytes::<DeadLetter>(body) {
                     let key = (letter.sink.clone(), letter.event.key.to_string());
@@ -216,6 +249,12 @@ impl Evidence {
                     self.meta = meta;
                 }
             }
+        }
+    }
+
+    fn take_shed(&mut self, no: u64, shed: ShedRecord) {
+        if no >= self.shed.0 {
+            self.shed = (no, shed);
         }
     }
 
@@ -260,6 +299,8 @@ impl Evidence {
                     }
                     Record::Machine(m) => newer_ordered(&mut self.machines, m.name.clone(), no, m),
                     Record::Cursor(c) => newer_ordered(&mut self.cursors, c.sink.clone(), no, c),
+                    Record::Source(s) => newer_ordered(&mut self.sources, source_key(&s), no, s),
+                    Record::Sink(s) => newer_ordered(&mut self.sinks, s.sink.clone(), no, s),
                     Record::DeadLetter(letter) => {
                         let key = (letter.sink.clone(), letter.event.key.to_string());
                         newer_ordered(&mut self.dead, key, no, Some(letter));
@@ -267,11 +308,17 @@ impl Evidence {
                     Record::DeadLetterSettled { sink, key, .. } => {
                         newer_ordered(&mut self.dead, (sink, key.to_string()), no, None);
                     }
-                    Record::Event(_) | Record::Start(_) | Record::Audit { .. } | Record::Stop => {}
+                    Record::Shed(shed) => self.take_shed(no, shed),
+                    Record::Event(_)
+                    | Record::Start(_)
+                    | Record::Audit { .. }
+                    | Record::Stop
+                    | Record::Gone => {}
                 }
             }
         }
         let last = self.blocks.keys().next_back().copied().unwrap_or(0);
+        let last = self.hollow.values().copied().fold(last, u64::max);
         self.durable
             .send_replace(CommitNo(last.max(self.meta.trimmed_through)));
     }
@@ -303,16 +350,26 @@ impl Evidence {
     pub(super) fn missing(&self, high_water: u64) -> Vec<(u64, u64)> {
         let mut gaps = Vec::new();
         let mut next = self.meta.trimmed_through + 1;
-        for no in self.blocks.range(next..).map(|(no, _)| *no) {
+        let blocks = self.blocks.keys().map(|no| (*no, *no));
+        let mut there: Vec<(u64, u64)> = blocks
+            .chain(self.hollow.iter().map(|(no, through)| (*no, *through)))
+            .collect();
+        there.sort_unstable();
+        for (no, through) in there {
             if no > next {
                 gaps.push((next, no - 1));
             }
-            next = no + 1;
+            next = next.max(through + 1);
         }
         if next <= high_water {
             gaps.push((next, high_water));
         }
         gaps
+    }
+    /// Whether nothing of commit `no` was kept, and it is not lost.
+    pub(super) fn is_hollow(&self, no: u64) -> bool {
+        let run = self.hollow.range(..=no);
+        run.rev().any(|(_, through)| no <= *through)
     }
     pub(super) fn block(&self, no: u64) -> Result<Option<Block>, StoreError> {
         let Some(at) = self.blocks.get(&no) else {

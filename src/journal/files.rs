@@ -10,6 +10,8 @@
 //! | `high-water` | two slots: the last durable commit, epoch, chain |
 //! | `clean` | after a clean stop: length and CRC-32 of every file of the store |
 //! | `g-N/` | the store of generation N |
+//! | `foreign` | present while nobody has said that this computer takes the place of the one that wrote the journal |
+//! | `adopted` | that somebody has, and why; taken over at the next open |
 //! | `aside/` | the store as it was before an open after an unclean stop |
 
 use std::fs::{self, File, OpenOptions};
@@ -27,6 +29,10 @@ pub(super) const MANIFEST: &str = "manifest";
 pub(super) const HIGH_WATER: &str = "high-water";
 /// The mark of a clean stop.
 pub(super) const CLEAN: &str = "clean";
+/// The journal came from another computer.
+pub(super) const FOREIGN: &str = "foreign";
+/// Somebody said that this is right.
+pub(super) const ADOPTED: &str = "adopted";
 /// The copy.
 pub(super) const ASIDE: &str = "aside";
 const SLOT_BYTES: usize = 48;

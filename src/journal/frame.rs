@@ -40,6 +40,13 @@ pub(super) enum Kind {
     Cursor = 5,
     DeadLetter = 6,
     Meta = 7,
+    Source = 8,
+    Sink = 9,
+    /// A block of which records are gone; the chain is that of the whole one.
+    Thinned = 10,
+    /// A run of commits of which nothing is left: its last number is the body, the chain is the last one's.
+    Hollow = 11,
+    Shed = 12,
 }
 
 impl Kind {
@@ -52,6 +59,11 @@ impl Kind {
             Self::Cursor,
             Self::DeadLetter,
             Self::Meta,
+            Self::Source,
+            Self::Sink,
+            Self::Thinned,
+            Self::Hollow,
+            Self::Shed,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)

@@ -5,9 +5,11 @@
 //! The log is the truth: one framed block per commit. Everything else in the store is derived from it
 //! up to a recorded commit number. A commit is one insert per block and one flush for the group.
 
+mod computer;
 mod evidence;
 mod files;
 pub mod frame;
+mod hollow;
 mod open;
 mod reader;
 mod salvage;
@@ -17,15 +19,18 @@ mod upkeep;
 mod writer;
 
 use crate::core::ids::{CommitNo, Epoch, OperationId};
-use crate::core::record::{CursorRecord, MachineRecord, Operation};
+use crate::core::record::{
+    CursorRecord, MachineRecord, Operation, ShedRecord, SinkRecord, SourceRecord,
+};
 use crate::core::time::Now;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use hollow::{Pressure, Sheddable};
 pub use open::open;
-pub use reader::{Backlog, OperationQuery, ReadError, Reader, SCAN_OPERATIONS_MAX};
-pub use salvage::{Damaged, Report, SalvageReport, ToolError, check, export, salvage};
+pub use reader::{Backlog, OperationQuery, ReadError, Reader, SCAN_OPERATIONS_MAX, Scanned};
+pub use salvage::{Damaged, Report, SalvageReport, ToolError, adopt, check, export, salvage};
 pub use upkeep::{Maintained, REWRITE_BYTES_MIN, REWRITE_FACTOR, Retention};
 pub use writer::{Capacity, CommitError, DIRTY_OPERATIONS_MAX, Journal, Usage};
 
@@ -47,7 +52,8 @@ pub struct Options {
     pub now: Now,
     /// When the program was built, microseconds since 1970: no epoch is drawn before it.
     pub build_wall_us: i64,
-    /// The machine id of the operating system: a journal from another machine is a copy.
+    /// Which computer this is: the machine id of its operating system, then `mac=…` and `serial=…` as far
+    /// as they are known. A journal from another one is a copy.
     pub machine_id: String,
     /// How long opening the store may take before it counts as damaged.
     pub open_timeout: Duration,
@@ -74,14 +80,25 @@ pub struct Recovered {
     pub machines: Vec<MachineRecord>,
     /// Sinks' progress.
     pub cursors: Vec<CursorRecord>,
+    /// How far the sources at the machines were taken.
+    pub sources: Vec<SourceRecord>,
+    /// What else there is to sinks' progress.
+    pub sinks: Vec<SinkRecord>,
+    /// Telemetry that was given up.
+    pub shed: ShedRecord,
     /// Dead letters that wait, by sink.
     pub dead_letters: Vec<(String, u64)>,
     /// The latest wall time in the log, microseconds since 1970.
     pub highest_wall_us: i64,
     /// Whether the stop before was clean.
     pub clean: bool,
+    /// The epoch before; 0: there was none, or it is not known.
+    pub previous_epoch: Epoch,
     /// Why this epoch began, if not by an ordinary start.
     pub note: Option<String>,
+    /// The journal was written on another computer, which may still run, and nobody has said yet that this one is
+    /// to go on in its place: nothing may be sent to a machine.
+    pub foreign: Option<String>,
     /// An operation from before this wall time, microseconds since 1970, may have been recorded and lost
     /// (salvage, restored copy): an id that is not on record proves nothing for it. 0: no such time.
     pub unproven_before_us: i64,

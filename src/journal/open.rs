@@ -2,9 +2,11 @@
 //! May call: files, store, state, salvage.
 //! Never: start an empty journal over an existing one; let the store touch unproven files without a copy.
 
+use super::computer::{self, Computer};
 use super::evidence::Evidence;
 use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault, Manifest};
-use super::frame::{self, FORMAT_VERSION};
+use super::frame::{self, FORMAT_VERSION, Kind};
+use super::hollow::{self, Thinning};
 use super::salvage::Damaged;
 use super::state::{self, Dirty, Shared, Strides};
 use super::store::{self, Store, StoreError, guarded};
@@ -111,6 +113,12 @@ fn create(options: &Options) -> Result<(), OpenError> {
         machine_id: options.machine_id.clone(),
         gateway: options.gateway.clone(),
         note: Some("created".into()),
+        // A journal may have been here before: a partition that is not mounted, a directory that was removed.
+        unproven_before_us: if options.now.wall_trusted {
+            options.now.wall_us
+        } else {
+            0
+        },
         ..Meta::default()
     };
     guarded(|| {
@@ -137,8 +145,9 @@ fn create(options: &Options) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// A new incarnation's epoch: from wall time, never before the build, random in its low bits, and
-/// above `known`.
+/// The epoch of a start: from wall time, never before the build, random in its low bits, and above
+/// `known`. What was given out after this state was saved cannot be read from it, if the disk was set
+/// back; wall time goes on, and the random bits tell two starts from the same state apart.
 pub(super) fn draw_epoch(options: &Options, known: u64) -> Result<u64, OpenError> {
     let wall_us = options.now.wall_us.max(options.build_wall_us).max(0);
     let seconds = u64::try_from(wall_us).unwrap_or(0) / 1_000_000;
@@ -337,6 +346,7 @@ impl Loaded {
             self.store.log.remove(key).map_err(|e| damage(e.into()))?;
         }
         let mut last_body = Vec::new();
+        let mut runs = Vec::new();
         let log = self.store.log.clone();
         for entry in log.iter() {
             let (key, value) = entry.map_err(|e| damage(e.into()))?;
@@ -345,7 +355,15 @@ impl Loaded {
             }
             let (head, body) = store::assemble(&log, &key, &value).map_err(damage)?;
             store::touch(&log, &key, &value).map_err(damage)?;
-            let chain = frame::chain(self.chain, &body);
+            let through = hollow::through(&head, &body).map_err(damage)?;
+            if head.no <= self.last && runs.last().is_some_and(|(_, to)| through <= *to) {
+                // A run took it in, and was cut short before it was removed.
+                continue;
+            }
+            let chain = match head.kind {
+                Kind::Thinned | Kind::Hollow => head.chain,
+                _ => frame::chain(self.chain, &body),
+            };
             let follows = head.no == self.last + 1 && key.as_ref() == no_key(head.no);
             if !follows || chain != head.chain {
                 let expected = self.last + 1;
@@ -357,18 +375,30 @@ impl Loaded {
                     ),
                 ));
             }
-            (self.last, self.chain) = (head.no, chain);
+            (self.last, self.chain) = (through, chain);
+            if head.kind == Kind::Hollow {
+                runs.push((head.no, through));
+            }
             self.highest_wall_us = self.highest_wall_us.max(head.wall_us);
             let bytes = body.len() + frame::HEAD_BYTES * usize::from(head.parts);
             self.strides
                 .add(head.no, u64::from(head.events), bytes as u64);
-            if head.no == high_water.no && chain != high_water.chain {
+            if through == high_water.no && chain != high_water.chain {
                 return Err(Finding::new(
                     "chain_differs",
-                    format!("commit {} is not the one that was acknowledged", head.no),
+                    format!("commit {through} is not the one that was acknowledged"),
                 ));
             }
-            last_body = body;
+            last_body = if head.kind == Kind::Hollow {
+                Vec::new()
+            } else {
+                body
+            };
+        }
+        for (first, through) in runs {
+            self.store
+                .remove_blocks(first + 1, through)
+                .map_err(damage)?;
         }
         if self.last < high_water.no {
             return Err(Finding::new(
@@ -409,9 +439,17 @@ impl Loaded {
                 continue;
             }
             let (_, body) = store::assemble(&store.keyed, &key, &value)?;
-            if key.starts_with(b"machine/") {
+            if key == state::SHED_KEY.as_bytes() {
+                dirty.shed = store::parse(&key, &body)?;
+            } else if key.starts_with(b"machine/") {
                 let machine: crate::core::record::MachineRecord = store::parse(&key, &body)?;
                 dirty.machines.insert(machine.name.clone(), machine);
+            } else if key.starts_with(b"source/") {
+                let source: crate::core::record::SourceRecord = store::parse(&key, &body)?;
+                dirty.sources.insert(state::source_key(&source), source);
+            } else if key.starts_with(b"sink/") {
+                let sink: crate::core::record::SinkRecord = store::parse(&key, &body)?;
+                dirty.sinks.insert(sink.sink.clone(), sink);
             } else {
                 let cursor: crate::core::record::CursorRecord = store::parse(&key, &body)?;
                 dirty.cursors.insert(cursor.sink.clone(), cursor);
@@ -478,18 +516,35 @@ fn finish(
     }
     let mut meta = loaded.meta;
     let identity = files::identity(&loaded.store.dir.join("db"))?;
+    let computer = computer::compare(&meta.machine_id, &options.machine_id);
+    let fresh = loaded.last == 0 && meta.note.as_deref() == Some("created");
     let mut note = meta.note.take();
-    if note.is_some() || identity != meta.identity || options.machine_id != meta.machine_id {
+    if identity != meta.identity || computer != Computer::Same {
         if note.is_none() {
             note = Some("this journal is a copy of another, or was moved".into());
-            meta.unproven_before_us = unproven_before_us(&options.now, loaded.highest_wall_us);
         }
-        meta.epoch = draw_epoch(&options, loaded.last_epoch)?;
-    } else {
-        meta.epoch = loaded.last_epoch + 1;
+        if !fresh {
+            meta.unproven_before_us = meta
+                .unproven_before_us
+                .max(unproven_before_us(&options.now, loaded.highest_wall_us));
+        }
     }
+    if options.now.wall_trusted {
+        meta.unproven_before_us = meta.unproven_before_us.min(options.now.wall_us);
+    }
+    if computer == Computer::Another && !fresh {
+        // Before the new computer is on record: the next start must not take this for settled.
+        files::write_whole(
+            &options.dir.join(files::FOREIGN),
+            foreign(&meta, &options).as_bytes(),
+        )?;
+    }
+    if let Some(reason) = take_adoption(&options.dir)? {
+        note = Some(reason);
+    }
+    meta.epoch = draw_epoch(&options, loaded.last_epoch)?;
     meta.identity = identity;
-    meta.machine_id.clone_from(&options.machine_id);
+    meta.machine_id = computer::merged(&meta.machine_id, &options.machine_id);
     meta.gateway.clone_from(&options.gateway);
     let begun = guarded(|| {
         state::put_meta(&loaded.store, &meta)?;
@@ -514,10 +569,19 @@ fn finish(
         open_operations: loaded.open_operations,
         machines: loaded.dirty.machines.values().cloned().collect(),
         cursors: loaded.dirty.cursors.values().cloned().collect(),
+        sources: loaded.dirty.sources.values().cloned().collect(),
+        sinks: loaded.dirty.sinks.values().cloned().collect(),
+        shed: loaded.dirty.shed.clone(),
         dead_letters: loaded.dirty.dead.clone().into_iter().collect(),
         highest_wall_us: loaded.highest_wall_us.max(0),
         clean,
+        previous_epoch: Epoch(if loaded.last == 0 {
+            0
+        } else {
+            loaded.last_epoch
+        }),
         note,
+        foreign: read_foreign(&options.dir),
         unproven_before_us: meta.unproven_before_us,
         findings: Vec::new(),
     };
@@ -540,11 +604,57 @@ fn finish(
         disk: Disk::default(),
         rewrite: None,
         replaced: None,
+        thinning: Thinning::default(),
         high_water: Marker::start(high_water)?,
         lock,
         displaced: false,
     };
     Ok(Opened::Normal(Box::new(journal), recovered))
+}
+
+/// What a person is told about a journal from another computer.
+fn foreign(meta: &Meta, options: &Options) -> String {
+    format!(
+        "the journal of gateway {:?} was written on another computer ({}), this one is {}",
+        meta.gateway, meta.machine_id, options.machine_id
+    )
+}
+
+/// Whether the journal waits for somebody to say that this computer is to go on with it. That the file is there
+/// decides; its text informs.
+fn read_foreign(dir: &Path) -> Option<String> {
+    let path = dir.join(files::FOREIGN);
+    let there = path.try_exists().unwrap_or(true);
+    there.then(|| {
+        let text = files::read_small(&path).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text)
+            .trim_matches(['\0', '\n'])
+            .to_owned();
+        if text.is_empty() {
+            "the journal was written on another computer".to_owned()
+        } else {
+            text
+        }
+    })
+}
+
+/// Somebody said that this computer takes the place of the other one: the reason, once.
+fn take_adoption(dir: &Path) -> Result<Option<String>, OpenError> {
+    let path = dir.join(files::ADOPTED);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let reason = String::from_utf8_lossy(&files::read_small(&path)?)
+        .trim()
+        .to_owned();
+    for name in [files::FOREIGN, files::ADOPTED] {
+        let path = dir.join(name);
+        if path.exists() {
+            fs::remove_file(path)?;
+            files::sync_dir(dir)?;
+        }
+    }
+    Ok(Some(format!("adopted from another computer: {reason}")))
 }
 
 /// Everything is proven: drop the copy and other generations, make good manifest and marker.

@@ -3,7 +3,8 @@
 //! Never: change anything; show a commit before it is durable.
 
 use super::evidence::Evidence;
-use super::frame::Head;
+use super::frame::{Head, Kind};
+use super::hollow;
 use super::read;
 use super::state::{self, Shared};
 use super::store::{self, Store, StoreError, guarded};
@@ -11,12 +12,19 @@ use crate::core::ids::{BootId, CommitNo, EventKey, OperationId};
 use crate::core::record::{
     Block, DeadLetter, EventRecord, Operation, Position, Record, Stored, Tombstone,
 };
+use crate::core::spec::EventClass;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tokio::sync::watch;
 
 /// Most operations looked at for one page of a filtered list.
 pub const SCAN_OPERATIONS_MAX: usize = 2_000;
+
+/// Most blocks looked at in one step of a scan.
+const SCAN_BLOCKS_MAX: usize = 10_000;
+
+/// Events with their places, and up to which commit all was looked at, if to the end of one.
+pub type Scanned = (Vec<(Position, EventRecord)>, Option<CommitNo>);
 
 /// Why a read failed: the disk, or damage that came since the open.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -195,6 +203,7 @@ impl Reader {
         let mut found = Vec::new();
         let mut bytes = 0_usize;
         let mut at = after.no.0.saturating_sub(1);
+        let shed = self.shed_through();
         while found.len() < limit {
             let Some((head, body)) = self.next_block(at)? else {
                 break;
@@ -210,7 +219,7 @@ impl Reader {
                 let Record::Event(event) = record else {
                     continue;
                 };
-                if position <= after {
+                if position <= after || (no <= shed && event.class == EventClass::Telemetry) {
                     continue;
                 }
                 bytes = bytes.saturating_add(event.body.len());
@@ -221,6 +230,66 @@ impl Reader {
             }
         }
         Ok(found)
+    }
+
+    /// Telemetry up to there was given up.
+    fn shed_through(&self) -> CommitNo {
+        match &self.0 {
+            Source::Live(shared) => read(&shared.dirty).shed.through,
+            Source::Proven(evidence) => evidence.shed.1.through,
+        }
+    }
+
+    /// As [`Reader::events`], for whoever reads on and on: also up to which commit all was looked at, if to
+    /// the end of one.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn scan(
+        &self,
+        after: Position,
+        limit: usize,
+        max_bytes: usize,
+    ) -> Result<Scanned, ReadError> {
+        let mut found = Vec::new();
+        let mut bytes = 0_usize;
+        let mut at = after
+            .no
+            .0
+            .saturating_sub(u64::from(after.index != u32::MAX));
+        let shed = self.shed_through();
+        for _ in 0..SCAN_BLOCKS_MAX {
+            let durable = self.durable();
+            let Some((head, body)) = self.next_block(at)? else {
+                return Ok((found, Some(durable)));
+            };
+            if head.events > 0 {
+                let block: Block = store::parse(&super::no_key(head.no), &body)?;
+                for (record, index) in block.records.into_iter().zip(0_u32..) {
+                    let position = Position {
+                        no: block.no,
+                        index,
+                    };
+                    let Record::Event(event) = record else {
+                        continue;
+                    };
+                    let shed = block.no <= shed && event.class == EventClass::Telemetry;
+                    if position <= after || shed {
+                        continue;
+                    }
+                    bytes = bytes.saturating_add(event.body.len());
+                    if found.len() >= limit || (bytes > max_bytes && !found.is_empty()) {
+                        return Ok((found, None));
+                    }
+                    found.push((position, event));
+                }
+            }
+            at = head.no;
+            if found.len() >= limit {
+                break;
+            }
+        }
+        Ok((found, Some(CommitNo(at))))
     }
 
     /// Where the event of `key` is, if the log still holds it.
@@ -312,18 +381,66 @@ impl Reader {
         Ok(sum)
     }
 
-    /// Dead letters of `sink` that wait, in the order of their keys.
+    /// The place before the first event that is not older than `wall_us`, by the wall clock of its commit: if that
+    /// clock was stepped, rather a place too early than one too late.
     ///
     /// # Errors
     /// [`ReadError`]
-    pub fn dead_letters(&self, sink: &str, limit: usize) -> Result<Vec<DeadLetter>, ReadError> {
+    pub fn place_before(&self, wall_us: i64) -> Result<Position, ReadError> {
+        let mut at = 0;
+        while let Some((head, _)) = self
+            .next_block(at)?
+            .filter(|(head, _)| head.wall_us < wall_us)
+        {
+            at = head.no;
+        }
+        Ok(Position {
+            no: CommitNo(at),
+            index: u32::MAX,
+        })
+    }
+
+    /// Dead letters of `sink` that wait, in the order of their keys as text, behind `after`.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn dead_letters(
+        &self,
+        sink: &str,
+        after: Option<&EventKey>,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>, ReadError> {
         match &self.0 {
             Source::Live(shared) => {
                 let store = shared.store()?;
-                Ok(guarded(|| dead_live(&store, sink, limit))?)
+                Ok(guarded(|| dead_live(&store, sink, after, limit))?)
             }
-            Source::Proven(evidence) => Ok(evidence.dead_letters(sink, limit)),
+            Source::Proven(evidence) => {
+                let mut all = evidence.dead_letters(sink, usize::MAX);
+                let after = after.map(ToString::to_string);
+                all.retain(|letter| after.as_ref() < Some(&letter.event.key.to_string()));
+                all.truncate(limit);
+                Ok(all)
+            }
         }
+    }
+
+    /// The dead letter of `key`, if it stands.
+    ///
+    /// # Errors
+    /// [`ReadError`]
+    pub fn dead_letter(&self, sink: &str, key: &EventKey) -> Result<Option<DeadLetter>, ReadError> {
+        let Source::Live(shared) = &self.0 else {
+            let mut all = self.dead_letters(sink, None, usize::MAX)?;
+            all.retain(|letter| letter.event.key == *key);
+            return Ok(all.pop());
+        };
+        let store = shared.store()?;
+        let place = state::dead_key(sink, key);
+        let found = guarded(|| store::get(&store.dead, &place))?;
+        Ok(found
+            .map(|(_, body)| store::parse(&place, &body))
+            .transpose()?)
     }
 
     /// How many dead letters of `sink` wait.
@@ -363,7 +480,7 @@ fn lookup_store(store: &Store, id: &OperationId) -> Result<Option<Stored>, Store
 }
 
 pub(super) fn parse_stored(head: &Head, key: &[u8], body: &[u8]) -> Result<Stored, StoreError> {
-    Ok(if head.kind == super::frame::Kind::Tombstone {
+    Ok(if head.kind == Kind::Tombstone {
         Stored::Tombstone(store::parse::<Tombstone>(key, body)?)
     } else {
         Stored::Operation(Box::new(store::parse(key, body)?))
@@ -404,31 +521,50 @@ fn next_live(
     after: u64,
     durable: u64,
 ) -> Result<Option<(Head, Vec<u8>)>, StoreError> {
-    // Numbers have no gaps, so the next one is there unless the log begins later or ends.
-    let Some(next) = after.checked_add(1).filter(|next| *next <= durable) else {
-        return Ok(None);
-    };
-    if let Some(found) = state::get_block(store, next)? {
-        return Ok(Some(found));
+    let mut after = after;
+    loop {
+        // Numbers have no gaps, so the next one is there unless the log begins later, ends, or is hollow there.
+        let Some(next) = after.checked_add(1).filter(|next| *next <= durable) else {
+            return Ok(None);
+        };
+        let found = match state::get_block(store, next)? {
+            Some(found) => Some(found),
+            None => first_from(store, next)?,
+        };
+        match found {
+            Some((head, body)) if head.kind == Kind::Hollow => {
+                after = hollow::through(&head, &body)?;
+            }
+            found => return Ok(found.filter(|(head, _)| head.no <= durable)),
+        }
     }
-    for entry in store.log.range(super::no_key(next)..) {
+}
+
+fn first_from(store: &Store, no: u64) -> Result<Option<(Head, Vec<u8>)>, StoreError> {
+    for entry in store.log.range(super::no_key(no)..) {
         let (key, value) = entry?;
         if store::is_first(&value) {
-            let found = store::assemble(&store.log, &key, &value)?;
-            return Ok(Some(found).filter(|(head, _)| head.no <= durable));
+            return store::assemble(&store.log, &key, &value).map(Some);
         }
     }
     Ok(None)
 }
 
-fn dead_live(store: &Store, sink: &str, limit: usize) -> Result<Vec<DeadLetter>, StoreError> {
+fn dead_live(
+    store: &Store,
+    sink: &str,
+    after: Option<&EventKey>,
+    limit: usize,
+) -> Result<Vec<DeadLetter>, StoreError> {
     let mut found = Vec::new();
-    for entry in store.dead.scan_prefix(format!("{sink}\0")) {
+    let prefix = format!("{sink}\0").into_bytes();
+    let begin = after.map_or_else(|| prefix.clone(), |key| state::dead_key(sink, key));
+    for entry in store.dead.range(begin.clone()..) {
         let (key, value) = entry?;
-        if found.len() >= limit {
+        if found.len() >= limit || !key.starts_with(&prefix) {
             break;
         }
-        if store::is_first(&value) {
+        if store::is_first(&value) && (after.is_none() || key[..] != begin[..]) {
             let (_, body) = store::assemble(&store.dead, &key, &value)?;
             found.push(store::parse(&key, &body)?);
         }

@@ -6,7 +6,7 @@ use super::evidence::Evidence;
 use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault};
 use super::open::{draw_epoch, find_generation, try_open, unproven_before_us};
 use super::reader::{Reader, Source};
-use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key};
+use super::state::{self, EncodeFault, cursor_key, dead_key, machine_key, sink_key, source_key};
 use super::store::{self, Store, StoreError, guarded};
 use super::{Finding, Meta, Options, Recovered};
 use crate::core::ids::{CommitNo, Epoch};
@@ -81,11 +81,16 @@ fn recovered(evidence: &Evidence, findings: &[Finding]) -> Recovered {
         open_operations: open,
         machines: evidence.machines.values().map(|(_, m)| m.clone()).collect(),
         cursors: evidence.cursors.values().map(|(_, c)| c.clone()).collect(),
+        sources: evidence.sources.values().map(|(_, s)| s.clone()).collect(),
+        sinks: evidence.sinks.values().map(|(_, s)| s.clone()).collect(),
         dead_letters: dead.into_iter().collect(),
+        shed: evidence.shed.1.clone(),
         highest_wall_us: evidence.highest_wall_us,
         clean: false,
         unproven_before_us: evidence.meta.unproven_before_us,
+        previous_epoch: Epoch(evidence.last_epoch),
         note: None,
+        foreign: None,
         findings: findings.to_vec(),
     }
 }
@@ -153,6 +158,11 @@ pub enum ToolError {
     /// Operator: nothing is wrong, so nothing needs leaving.
     #[error("nothing to salvage: the journal is whole and opens; start the gateway")]
     NotDamaged,
+    /// Operator: the journal does not come from another computer, or was adopted already.
+    #[error(
+        "nothing to adopt: the journal waits for nobody; one from another computer does once the gateway was started on it"
+    )]
+    NotForeign,
     /// Operator: the disk.
     #[error("{0}")]
     Io(String),
@@ -279,11 +289,31 @@ pub fn export(dir: &Path, out: &mut impl Write) -> Result<Report, ToolError> {
     for (_, cursor) in evidence.cursors.values() {
         line("cursor", json(serde_json::to_value(cursor))?)?;
     }
+    for (_, source) in evidence.sources.values() {
+        line("source", json(serde_json::to_value(source))?)?;
+    }
+    for (_, sink) in evidence.sinks.values() {
+        line("sink", json(serde_json::to_value(sink))?)?;
+    }
     for (_, letter) in evidence.all_dead_letters() {
         line("dead_letter", json(serde_json::to_value(letter))?)?;
     }
     line("report", json(serde_json::to_value(&report))?)?;
     Ok(report)
+}
+
+/// Says that this computer takes the place of the one that wrote the journal in `dir`; taken over, with
+/// the reason, at the next start.
+///
+/// # Errors
+/// [`ToolError`]; a journal that waits for nobody is left as it is.
+pub fn adopt(dir: &Path, reason: &str) -> Result<(), ToolError> {
+    let _lock = stopped(dir)?;
+    if !dir.join(files::FOREIGN).exists() {
+        return Err(ToolError::NotForeign);
+    }
+    files::write_whole(&dir.join(files::ADOPTED), reason.as_bytes())?;
+    Ok(())
 }
 
 /// What [`salvage`] did, or would do.
@@ -409,11 +439,13 @@ fn build(
                 no: CommitNo(no),
                 epoch: if no > known { Epoch(epoch) } else { last_epoch },
                 at: options.now,
-                records: vec![audit(if no > known {
-                    format!("{reason}; lost commits: {:?}", report.lost)
+                records: vec![if no > known {
+                    audit(format!("{reason}; lost commits: {:?}", report.lost))
+                } else if evidence.is_hollow(no) {
+                    Record::Gone
                 } else {
-                    "this commit is lost".into()
-                })],
+                    audit("this commit is lost".into())
+                }],
             },
         };
         last_epoch = block.epoch;
@@ -460,6 +492,17 @@ fn fill_trees(store: &Store, evidence: &Evidence) -> Result<(), StoreError> {
         let frames = store::framed(Kind::Cursor, *no, 0, cursor)?;
         store::put(&store.keyed, cursor_key(&cursor.sink).as_bytes(), &frames)?;
     }
+    for (no, source) in evidence.sources.values() {
+        let frames = store::framed(Kind::Source, *no, 0, source)?;
+        store::put(&store.keyed, source_key(source).as_bytes(), &frames)?;
+    }
+    for (no, sink) in evidence.sinks.values() {
+        let frames = store::framed(Kind::Sink, *no, 0, sink)?;
+        store::put(&store.keyed, sink_key(&sink.sink).as_bytes(), &frames)?;
+    }
+    let (no, shed) = &evidence.shed;
+    let frames = store::framed(Kind::Shed, *no, 0, shed)?;
+    store::put(&store.keyed, state::SHED_KEY.as_bytes(), &frames)?;
     for (no, letter) in evidence.all_dead_letters() {
         let frames = store::framed(Kind::DeadLetter, no, 0, letter)?;
         store::put(

@@ -6,7 +6,9 @@ use super::frame::{self, Facts, Frames, Head, Kind};
 use super::store::{self, Store, StoreError};
 use super::{META_KEY, Meta, no_key, order_key};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
-use crate::core::record::{Block, CursorRecord, MachineRecord, Operation, Record};
+use crate::core::record::{
+    Block, CursorRecord, MachineRecord, Operation, Record, ShedRecord, SinkRecord, SourceRecord,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, RwLock};
 use tokio::sync::watch;
@@ -37,6 +39,10 @@ pub(super) struct Dirty {
     pub(super) operations: HashMap<OperationId, (u64, Arc<Operation>)>,
     pub(super) machines: BTreeMap<String, MachineRecord>,
     pub(super) cursors: BTreeMap<String, CursorRecord>,
+    /// By [`source_key`].
+    pub(super) sources: BTreeMap<String, SourceRecord>,
+    pub(super) sinks: BTreeMap<String, SinkRecord>,
+    pub(super) shed: ShedRecord,
     /// Keys in `keyed` that are to be written.
     pub(super) changed: BTreeSet<String>,
     /// Dead letters that wait, by sink.
@@ -45,6 +51,8 @@ pub(super) struct Dirty {
     pub(super) grown: i64,
 }
 
+/// Key of the [`ShedRecord`] in `keyed`.
+pub(super) const SHED_KEY: &str = "shed";
 /// Key of a machine in `keyed`.
 pub(super) fn machine_key(name: &str) -> String {
     format!("machine/{name}")
@@ -52,6 +60,14 @@ pub(super) fn machine_key(name: &str) -> String {
 /// Key of a cursor in `keyed`.
 pub(super) fn cursor_key(sink: &str) -> String {
     format!("cursor/{sink}")
+}
+/// Key of a source's progress in `keyed`.
+pub(super) fn source_key(source: &SourceRecord) -> String {
+    format!("source/{}/{}", source.machine, source.event_type)
+}
+/// Key of what else there is to a sink in `keyed`.
+pub(super) fn sink_key(sink: &str) -> String {
+    format!("sink/{sink}")
 }
 /// Key in `dead`.
 pub(super) fn dead_key(sink: &str, key: &EventKey) -> Vec<u8> {
@@ -75,6 +91,15 @@ impl Dirty {
                     self.changed.insert(cursor_key(&cursor.sink));
                     self.cursors.insert(cursor.sink.clone(), cursor.clone());
                 }
+                Record::Source(source) => {
+                    let key = source_key(source);
+                    self.changed.insert(key.clone());
+                    self.sources.insert(key, source.clone());
+                }
+                Record::Sink(sink) => {
+                    self.changed.insert(sink_key(&sink.sink));
+                    self.sinks.insert(sink.sink.clone(), sink.clone());
+                }
                 Record::DeadLetter(letter) => {
                     let key = dead_key(&letter.sink, &letter.event.key);
                     if !store.dead.contains_key(&key)? {
@@ -91,7 +116,15 @@ impl Dirty {
                     }
                     self.grown -= freed;
                 }
-                Record::Event(_) | Record::Start(_) | Record::Audit { .. } | Record::Stop => {}
+                Record::Shed(shed) => {
+                    self.changed.insert(SHED_KEY.to_owned());
+                    self.shed = shed.clone();
+                }
+                Record::Event(_)
+                | Record::Start(_)
+                | Record::Audit { .. }
+                | Record::Stop
+                | Record::Gone => {}
             }
         }
         Ok(())

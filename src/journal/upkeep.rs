@@ -1,10 +1,11 @@
 //! Owns: upkeep in bounded slices: checkpoint, trimming, retention, rewriting into a new generation.
-//! May call: writer's fields, state, store, files.
+//! May call: writer's fields, state, store, files, hollow.
 //! Never: drop what a sink has not taken, an operation that has not ended, or anything by a clock
 //! that is not trusted (but for acknowledged events when space is short).
 
 use super::files;
 use super::frame::{HEAD_BYTES, Head, Kind};
+use super::hollow;
 use super::state::{self, ends_key};
 use super::store::{self, Store, StoreError, guarded};
 use super::writer::{CommitError, Journal, live_bytes_max};
@@ -40,6 +41,8 @@ pub struct Maintained {
     pub settled: usize,
     /// Blocks dropped from the log.
     pub trimmed: usize,
+    /// Commits whose telemetry was given up, and from which it was taken.
+    pub hollowed: usize,
     /// Operations shrunk to tombstones.
     pub shrunk: usize,
     /// Tombstones dropped.
@@ -88,9 +91,15 @@ impl Journal {
             self.rewrite_slice(entries_max, &mut did)?;
             return Ok(did);
         }
+        if now.wall_trusted && self.meta.unproven_before_us > now.wall_us {
+            self.meta.unproven_before_us = now.wall_us;
+            let store = self.store()?;
+            self.put_meta(&store)?;
+        }
         did.settled = self.checkpoint(entries_max)?;
         let short = self.usage().used_bytes > live_bytes_max(self.budget_bytes) / 2;
         did.trimmed = self.trim(now, policy, entries_max, short)?;
+        did.hollowed = self.hollow()?;
         if now.wall_trusted {
             self.sweep(now, policy, entries_max, &mut did)?;
         }
@@ -142,10 +151,21 @@ impl Journal {
         let mut grown = 0;
         for key in &changed {
             let frames = match key.split_once('/') {
+                None if key == state::SHED_KEY => {
+                    Some(store::framed(Kind::Shed, no, 0, &dirty.shed))
+                }
                 Some(("machine", name)) => dirty
                     .machines
                     .get(name)
                     .map(|m| store::framed(Kind::Machine, no, 0, m)),
+                Some(("source", _)) => dirty
+                    .sources
+                    .get(key)
+                    .map(|s| store::framed(Kind::Source, no, 0, s)),
+                Some(("sink", name)) => dirty
+                    .sinks
+                    .get(name)
+                    .map(|s| store::framed(Kind::Sink, no, 0, s)),
                 Some((_, name)) => dirty
                     .cursors
                     .get(name)
@@ -184,7 +204,8 @@ impl Journal {
             let known = |sink: &String| dirty.cursors.get(sink).cloned().unwrap_or_default();
             policy.sinks.iter().map(known).collect()
         };
-        let mut gone: Vec<(Head, u64)> = Vec::new();
+        // Each with the last commit that it stands for.
+        let mut gone: Vec<(Head, u64, u64)> = Vec::new();
         let mut no = self.meta.trimmed_through + 1;
         while no <= self.meta.derived_through && gone.len() < entries_max {
             let Some((head, body)) = guarded(|| state::get_block(&store, no))? else {
@@ -195,19 +216,20 @@ impl Journal {
                 break;
             }
             let bytes = body.len() + HEAD_BYTES * usize::from(head.parts);
-            gone.push((head, bytes as u64));
-            no += 1;
+            let through = hollow::through(&head, &body)?;
+            gone.push((head, bytes as u64, through));
+            no = through + 1;
         }
-        let (Some((first, _)), Some((last, _))) = (gone.first(), gone.last()) else {
+        let (Some((first, ..)), Some((last, _, through))) = (gone.first(), gone.last()) else {
             return Ok(0);
         };
-        self.meta.trimmed_through = last.no;
+        self.meta.trimmed_through = *through;
         self.meta.trimmed_chain = last.chain;
         self.put_meta(&store)?;
         failpoint!("trim.before-remove");
-        guarded(|| store.remove_blocks(first.no, last.no))?;
+        guarded(|| store.remove_blocks(first.no, *through))?;
         let mut strides = write(&self.shared.strides);
-        for (head, bytes) in &gone {
+        for (head, bytes, _) in &gone {
             strides.remove(head.no, u64::from(head.events), *bytes);
         }
         Ok(gone.len())
@@ -276,8 +298,10 @@ impl Journal {
             std::fs::remove_dir_all(old)?;
             self.measure(true);
         }
-        let tight = self.disk.total > self.budget_bytes / 4 * 3 && file > live * 2;
-        if file < REWRITE_BYTES_MIN || !(file > live * REWRITE_FACTOR || tight) {
+        let tight = self.disk.total > self.budget_bytes / 2 && file > live * 2;
+        if file < REWRITE_BYTES_MIN.min(self.budget_bytes / 2)
+            || !(file > live * REWRITE_FACTOR || tight)
+        {
             return Ok(());
         }
         let generation = self.generation + 1;

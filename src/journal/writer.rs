@@ -4,6 +4,7 @@
 
 use super::files::{self, HighWater, HighWaterFile, Lock};
 use super::frame::Frames;
+use super::hollow::Thinning;
 use super::reader::{Reader, Source};
 use super::state::{self, EncodeFault, Shared};
 use super::store::{Store, StoreError, guarded};
@@ -113,6 +114,7 @@ pub struct Journal {
     pub(super) disk: Disk,
     pub(super) rewrite: Option<Rewrite>,
     pub(super) replaced: Option<PathBuf>,
+    pub(super) thinning: Thinning,
     pub(super) high_water: Marker,
     pub(super) lock: Lock,
     /// The directory is not where it was: see [`Lock::is_in_place`].

@@ -1,9 +1,11 @@
 //! Owns: `holdfast check`.
-//! May call: config, the interface's policy table and the command line's printer of it.
+//! May call: config, board, the interface's policy table and the command line's printer of it.
 //! Never: touch the journal, or a device.
 
 use super::run::BOARDS_DIR;
 use holdfast::api::policy::view_policy;
+use holdfast::board::check::{Fit, fit};
+use holdfast::board::host::Host;
 use holdfast::cli::Global;
 use holdfast::cli::exit::Exit;
 use holdfast::cli::policy::show_policy;
@@ -37,7 +39,7 @@ pub(crate) fn check(global: &Global) -> Exit {
 }
 
 fn show(global: &Global, config: &GatewayConfig, out: &mut Out) {
-    for warning in &config.warnings {
+    for warning in warnings(config) {
         tell(&format!("warning: {warning}"));
     }
     out.line(&format!(
@@ -50,19 +52,33 @@ fn show(global: &Global, config: &GatewayConfig, out: &mut Out) {
     show_policy(&view_policy(&config.machines), out);
 }
 
+/// The configuration's own, and that of a board that is plainly another.
+fn warnings(config: &GatewayConfig) -> Vec<String> {
+    let mut all = config.warnings.clone();
+    let host = Host::probe(Path::new("/"), std::env::consts::ARCH, &[]);
+    // Another processor is among the configuration's own.
+    if config.board.arch == host.arch && fit(&config.board, &host) == Fit::No {
+        let name = &config.board.name;
+        all.push(format!(
+            "board {name:?} is for another computer than this one (`holdfast board` says why)"
+        ));
+    }
+    all
+}
+
 fn accepted(global: &Global, config: &GatewayConfig) -> Json {
     let mut answer = json!({
         "ok": true,
         "file": global.config.display().to_string(),
         "gateway": config.gateway,
         "board": config.board.name,
-        "warnings": config.warnings,
+        "warnings": warnings(config),
     });
     answer["machines"] = view_policy(&config.machines)["machines"].take();
     answer
 }
 
-fn refused(problems: &[Problem]) -> Json {
+pub(super) fn refused(problems: &[Problem]) -> Json {
     let problems: Vec<Json> = problems.iter().map(view_problem).collect();
     json!({"ok": false, "problems": problems})
 }

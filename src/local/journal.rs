@@ -1,4 +1,4 @@
-//! Owns: `holdfast journal check|export|salvage`, on a stopped gateway.
+//! Owns: `holdfast journal check|export|salvage|adopt`, on a stopped gateway.
 //! May call: journal, config, service clock.
 //! Never: change anything without `--write` and a reason (REC-04).
 
@@ -10,6 +10,7 @@ use holdfast::config;
 use holdfast::journal::{self, Options, Report, SalvageReport, ToolError};
 use holdfast::service::RELEASED_US;
 use holdfast::service::clock::Clock;
+use holdfast::service::computer;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::time::Duration;
@@ -36,11 +37,15 @@ pub(crate) fn journal(global: &Global, command: &JournalCommand) -> Exit {
             reason.as_deref().unwrap_or_default(),
             *yes,
         ),
+        JournalCommand::Adopt { dir, reason } => adopt(dir, reason),
     };
     done.unwrap_or_else(|error| {
         tell(&format!("holdfast journal: {error}"));
         match error {
-            ToolError::None(_) | ToolError::NotDamaged | ToolError::Running(_) => Exit::Usage,
+            ToolError::None(_)
+            | ToolError::NotDamaged
+            | ToolError::NotForeign
+            | ToolError::Running(_) => Exit::Usage,
             _ => Exit::Recovery,
         }
     })
@@ -103,6 +108,18 @@ fn export(dir: &Path) -> Result<Exit, ToolError> {
     })
 }
 
+fn adopt(dir: &Path, reason: &str) -> Result<Exit, ToolError> {
+    if reason.trim().is_empty() {
+        tell(
+            "holdfast journal: --reason is empty; say how you know that the other computer is off",
+        );
+        return Ok(Exit::Usage);
+    }
+    journal::adopt(dir, reason.trim())?;
+    println!("Adopted: start the gateway, and it goes on with its machines.");
+    Ok(Exit::Done)
+}
+
 fn salvage(
     global: &Global,
     dir: &Path,
@@ -131,10 +148,7 @@ fn salvage(
         gateway: loaded.map(|config| config.gateway).unwrap_or_default(),
         now: clock.now(),
         build_wall_us: RELEASED_US,
-        machine_id: std::fs::read_to_string("/etc/machine-id")
-            .unwrap_or_default()
-            .trim()
-            .to_owned(),
+        machine_id: computer::describe(),
         open_timeout: Duration::from_millis(OPEN_MS_MAX),
     };
     if write && !yes {

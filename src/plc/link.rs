@@ -12,7 +12,7 @@ use super::turns::{Purpose, Turn};
 use crate::core::contract::{DeviceCode, Exchange, Job, Outcome, Reply};
 use crate::core::serial::Way;
 use crate::core::spec::{
-    Address, EventKind, GateSpec, LinkSpec, MachineSpec, MailboxSpec, Quality, Scalar, Value,
+    Address, GateSpec, LinkSpec, MachineSpec, MailboxSpec, Quality, Scalar, Value,
 };
 use crate::core::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use crate::core::values;
@@ -85,6 +85,8 @@ pub enum LinkError {
         what: String,
         /// The exception or end code.
         code: DeviceCode,
+        /// It names the place or the length: until the configuration changes it will be said again.
+        mendable: bool,
     },
     /// No request can do it; the connection is not at fault.
     #[error("not possible: {0}")]
@@ -144,6 +146,12 @@ pub struct Link {
 pub(super) struct Words(pub(super) Vec<(Span, Vec<u16>)>);
 
 impl Words {
+    /// The words of a value, as they were read.
+    pub(super) fn raw(&self, at: &Scalar) -> Option<Vec<u16>> {
+        let words = self.0.iter().find_map(|(span, words)| span.part(at, words));
+        words.map(<[u16]>::to_vec)
+    }
+
     pub(super) fn value(&self, at: &Scalar) -> Result<Value, String> {
         let words = self.0.iter().find_map(|(span, words)| span.part(at, words));
         values::decode(
@@ -650,6 +658,7 @@ impl Link {
             End::Code(coded) => LinkError::Exception {
                 what: what.to_owned(),
                 code: coded.code.clone(),
+                mendable: matches!(coded.proof, Proof::RefusedPlace | Proof::RefusedLength),
             },
             End::NotSent(why) if self.is_open() => LinkError::NotPossible(why.clone()),
             End::NotSent(why) => LinkError::Lost(why.clone()),
@@ -706,10 +715,7 @@ fn probe_place(spec: &MachineSpec) -> Span {
     };
     let mailbox = spec.mailbox.as_ref().map(|mailbox| one(mailbox.status));
     let tags = spec.tags.iter().map(|tag| tag.at);
-    let events = spec.events.iter().map(|event| {
-        let EventKind::OnChange { at, .. } = &event.kind;
-        *at
-    });
+    let events = spec.events.iter().map(|event| event.kind.first_place());
     let first = gate_places(&spec.gate)
         .into_iter()
         .chain(tags)

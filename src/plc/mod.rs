@@ -16,5 +16,6 @@ pub mod port;
 mod remote;
 mod rtu;
 mod serial;
+pub mod source;
 mod turns;
 mod wire;

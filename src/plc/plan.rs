@@ -449,13 +449,18 @@ fn units(spec: &MachineSpec, limits: Limits) -> Vec<(u64, Unit)> {
         }
     }
     for (n, event) in spec.events.iter().enumerate() {
-        let EventKind::OnChange { at, poll_ms, .. } = &event.kind;
+        let (at, no_value) = match &event.kind {
+            EventKind::OnChange { at, no_value, .. } => (*at, no_value.clone()),
+            EventKind::Counter(counter) => (counter.at, Vec::new()),
+            // What is read of these depends on what was read before: `source` reads them.
+            EventKind::Handshake(_) | EventKind::Ring(_) => continue,
+        };
         let point = Point {
             id: PointId::Event(n),
-            at: *at,
-            no_value: Vec::new(),
+            at,
+            no_value,
         };
-        alone.push((*poll_ms, point));
+        alone.push((event.kind.poll_ms(), point));
     }
     let unit = |points: Vec<Point>, guard| {
         let mut unit = Unit {

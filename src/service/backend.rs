@@ -6,14 +6,16 @@ use super::clock::Clock;
 use super::engine::{Message, Snapshot, Switchboard};
 use super::machine_task::{Errand, Shared};
 use super::progress::Progress;
-use super::sink_task::{SinkErrand, SinkShared, settled};
+use super::sink_state::SinkShared;
+use super::sink_task::SinkErrand;
 use crate::api::backend::{
     Act, Alarm, Backend, EventsAfter, Health, JournalStatus, Known, MachineStatus, Mode,
-    OperationFilter, Page, QueryError, ReadError, Reply, SinkStatus, Status, TagStatus,
+    OperationFilter, Page, QueryError, ReadError, Reply, Settlement, SinkAct, SinkStatus, Status,
+    TagStatus,
 };
 use crate::core::gateway::{Answer, Refusal};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
-use crate::core::intent::{self, InvalidArgument, Request};
+use crate::core::intent::{self, Request};
 use crate::core::lifecycle::Actor;
 use crate::core::record::{DeadLetter, EventRecord, Operation, Position, Record, Stored};
 use crate::core::spec::{Action, Class, MachineSpec, Quality, Scalar, Value};
@@ -83,7 +85,10 @@ impl Gate {
         &self.0
     }
 
-    async fn ask<T>(&self, message: impl FnOnce(oneshot::Sender<T>) -> Message) -> Option<T> {
+    pub(super) async fn ask<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<T>) -> Message,
+    ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.0.engine.send(message(reply)).await.ok()?;
         answer.await.ok()
@@ -107,7 +112,7 @@ impl Gate {
     }
 
     /// Reads the journal away from the runtime's workers.
-    async fn read<T: Send + 'static>(
+    pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Reader) -> Result<T, crate::journal::ReadError> + Send + 'static,
     ) -> Result<T, ReadError> {
@@ -285,14 +290,33 @@ impl Gate {
 
     fn sink_status(&self) -> Vec<SinkStatus> {
         let status = |(sink, _): &(Arc<SinkShared>, _)| {
-            let (cursor, state) = sink.state();
-            let backlog = self.0.reader.backlog(cursor.through).unwrap_or_default();
+            let now = self.0.clock.now();
+            let state = sink.state();
+            let cursor = &state.cursor;
+            let behind = self.0.reader.backlog(cursor.through).unwrap_or_default();
+            let events = behind.events.saturating_sub(state.finished_ahead);
+            let open = u128::from(behind.bytes) * u128::from(events);
+            let bytes = open / u128::from(behind.events.max(1));
             SinkStatus {
                 name: sink.name.clone(),
                 kind: sink.kind.clone(),
                 ack_level: sink.ack_level.clone(),
-                state,
-                backlog: (backlog.events, backlog.bytes, backlog.oldest_wall_us),
+                state: match &state.read_error {
+                    Some(error) => format!("stopped: {error}"),
+                    None => state.circuit.describe(&now),
+                },
+                circuit: state.circuit.name(),
+                backlog: (
+                    events,
+                    u64::try_from(bytes).unwrap_or(u64::MAX),
+                    behind.oldest_wall_us.filter(|_| events > 0),
+                ),
+                rates_milli: state.rates,
+                overtaking: state.split,
+                lanes: sink.lanes,
+                in_flight: state.in_flight,
+                resent: state.more.resent,
+                rewound: state.more.rewound,
                 counters: [
                     cursor.accepted,
                     cursor.duplicates,
@@ -320,6 +344,7 @@ impl Gate {
                 budget_bytes: 0,
                 commit: self.0.reader.durable(),
                 epoch: self.0.epoch,
+                telemetry_dropped: 0,
             },
             machines: Vec::new(),
             sinks: tokio::task::block_in_place(|| self.sink_status()),
@@ -341,6 +366,7 @@ impl Gate {
         };
         status.journal.used_bytes = snapshot.usage.used_bytes;
         status.journal.budget_bytes = snapshot.usage.budget_bytes;
+        status.journal.telemetry_dropped = snapshot.shed_total;
         status.journal.state = match (snapshot.recovery, &snapshot.full) {
             (true, _) => "damaged".into(),
             (false, Some(_)) => "full".into(),
@@ -415,7 +441,8 @@ impl Gate {
         let standing: Vec<Alarm> = status
             .sinks
             .iter()
-            .filter(|sink| sink.state != "ok")
+            // A stopped one is an alarm of the core's.
+            .filter(|sink| sink.state != "ok" && sink.circuit != "stopped")
             .map(|sink| Alarm {
                 code: "sink_not_taking".into(),
                 severity: "warning".into(),
@@ -460,13 +487,33 @@ fn mend(code: &str) -> (&'static str, &'static str) {
             "critical",
             "stop the gateway, then holdfast journal check DIR and holdfast journal salvage DIR",
         ),
+        "foreign_journal" => (
+            "critical",
+            "make sure that the other computer is off, stop this gateway, then holdfast journal adopt DIR --reason …",
+        ),
+        "telemetry_dropped" => (
+            "warning",
+            "see holdfast sinks for what is not taken; which keys were dropped is told when there is room",
+        ),
         "journal_full" => (
             "critical",
             "free disk space, or see holdfast sinks for what is not taken",
         ),
+        "events_not_taken" => (
+            "critical",
+            "make room in the journal: see holdfast sinks for what is not taken",
+        ),
+        "source_unclear" => (
+            "warning",
+            "compare the device's numbers with this [[event]] in the machine's file",
+        ),
         "identity_mismatch" => (
             "critical",
             "check which device answers at this address, or correct [gate] identity in the machine's file",
+        ),
+        "sink_stopped" => (
+            "critical",
+            "mend what it says, then holdfast sinks NAME resume; nothing is lost meanwhile, events wait in the journal",
         ),
         "link_down" => (
             "warning",
@@ -556,12 +603,18 @@ impl Backend for Gate {
                     found.ok_or_else(|| ReadError::NotFound(format!("no event {key} is kept")))?
                 }
             };
-            let found = gate
-                .read(move |reader| reader.events(position, limit, EVENTS_BYTES_MAX))
+            // A page may be cut short by its bytes: only a look behind it says whether it is the last.
+            let (found, next) = gate
+                .read(move |reader| {
+                    let found = reader.events(position, limit, EVENTS_BYTES_MAX)?;
+                    let last = found.last().map(|(position, ..)| *position);
+                    let more = match last {
+                        Some(last) => !reader.events(last, 1, 0)?.is_empty(),
+                        None => false,
+                    };
+                    Ok((found, last.filter(|_| more)))
+                })
                 .await?;
-            let next = (found.len() == limit)
-                .then(|| found.last().map(|(position, ..)| *position))
-                .flatten();
             let items = found
                 .into_iter()
                 .map(|(position, event, _)| (position, event))
@@ -659,14 +712,25 @@ impl Backend for Gate {
         })
     }
 
-    fn dead_letters(&self, sink: String) -> Reply<Result<Vec<DeadLetter>, ReadError>> {
+    fn dead_letters(
+        &self,
+        sink: String,
+        after: Option<EventKey>,
+        limit: usize,
+    ) -> Reply<Result<Page<DeadLetter, EventKey>, ReadError>> {
         let gate = self.clone();
         Box::pin(async move {
             if !gate.0.sinks.iter().any(|(shared, _)| shared.name == sink) {
                 return Err(ReadError::NotFound(format!("no sink {sink:?} here")));
             }
-            gate.read(move |reader| reader.dead_letters(&sink, DEAD_LETTERS_PAGE_MAX))
-                .await
+            let limit = limit.clamp(1, DEAD_LETTERS_PAGE_MAX);
+            let items = gate
+                .read(move |reader| reader.dead_letters(&sink, after.as_ref(), limit))
+                .await?;
+            let more = items.len() == limit;
+            let next = items.last().filter(|_| more);
+            let next = next.map(|letter| letter.event.key.clone());
+            Ok(Page { items, next })
         })
     }
 
@@ -674,55 +738,23 @@ impl Backend for Gate {
         &self,
         sink: String,
         key: EventKey,
-        resend: bool,
+        how: Settlement,
         reason: String,
         actor: Actor,
-    ) -> Reply<Result<(), Refusal>> {
+    ) -> Reply<Result<Option<EventKey>, Refusal>> {
         let gate = self.clone();
-        Box::pin(async move {
-            let invalid = |field: &str, found: String, expected: &str| {
-                Refusal::InvalidArgument(InvalidArgument {
-                    field: field.into(),
-                    found,
-                    expected: expected.into(),
-                })
-            };
-            let Some((_, errands)) = gate.0.sinks.iter().find(|(shared, _)| shared.name == sink)
-            else {
-                return Err(invalid(
-                    "sink",
-                    format!("{sink:?}"),
-                    "the name of a configured sink",
-                ));
-            };
-            let wanted = sink.clone();
-            let letters = gate
-                .read(move |reader| reader.dead_letters(&wanted, DEAD_LETTERS_PAGE_MAX))
-                .await;
-            let letters = letters.map_err(|error| Refusal::StoreUnavailable(error.to_string()))?;
-            let letter = letters.into_iter().find(|letter| letter.event.key == key);
-            let letter = letter.ok_or_else(|| {
-                invalid(
-                    "key",
-                    key.to_string(),
-                    "the key of a dead letter of this sink",
-                )
-            })?;
-            if resend {
-                let (reply, answer) = oneshot::channel();
-                let errand = SinkErrand::Resend(Box::new(letter.clone()), reply);
-                errands.send(errand).await.map_err(|_| Refusal::Stopping)?;
-                let taken = answer.await.map_err(|_| Refusal::Stopping)?;
-                taken.map_err(|why| invalid("key", why, "an event that the sink takes"))?;
-            } else if reason.trim().is_empty() {
-                return Err(invalid("reason", "nothing".into(), "why it is dropped"));
-            }
-            let how = if resend { "resent" } else { "dropped" };
-            let record = Box::new(settled(&letter, how, actor, &reason));
-            gate.ask(|reply| Message::Keep(record, reply))
-                .await
-                .ok_or(Refusal::Stopping)
-        })
+        Box::pin(async move { gate.settle(sink, key, how, reason, actor).await })
+    }
+
+    fn act_on_sink(
+        &self,
+        sink: String,
+        act: SinkAct,
+        reason: String,
+        actor: Actor,
+    ) -> Reply<Result<String, Refusal>> {
+        let gate = self.clone();
+        Box::pin(async move { gate.act_on(sink, act, reason, actor).await })
     }
 
     fn denied(&self, actor: Actor, action: String) -> Reply<()> {

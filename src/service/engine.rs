@@ -6,9 +6,10 @@ use super::clock::Clock;
 use super::machine_task::Errand;
 use super::progress::{BEAT_MS_MAX, Beat};
 use crate::core::gateway::{
-    Act, Alarm, Answer, Effect, Gateway, Input, Output, Refusal, Settings, Token,
+    Act, Alarm, Answer, CORRECTION, Correction, Effect, Gateway, Input, Output, Refusal, Settings,
+    Token,
 };
-use crate::core::ids::OperationId;
+use crate::core::ids::{EventKey, OperationId};
 use crate::core::intent::Request;
 use crate::core::lifecycle::{Actor, State};
 use crate::core::machine::LinkState;
@@ -16,7 +17,9 @@ use crate::core::record::{Block, Operation, Record, Stored};
 use crate::core::spec::MachineSpec;
 use crate::core::time::{Now, Stamp};
 use crate::failpoint;
-use crate::journal::{Capacity, CommitError, Damaged, Journal, Retention, Usage};
+use crate::journal::{
+    Capacity, CommitError, Damaged, Journal, Pressure, Retention, Sheddable, Usage,
+};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -49,6 +52,8 @@ pub enum Message {
     Ended(OperationId, oneshot::Sender<()>),
     /// Make a record durable, then say so.
     Keep(Box<Record>, oneshot::Sender<()>),
+    /// Mend a dead letter, then say under which key.
+    Correct(Box<Correction>, oneshot::Sender<EventKey>),
     /// The configuration was read again and passed every check.
     Reconfigure(
         Vec<Arc<MachineSpec>>,
@@ -79,6 +84,8 @@ pub struct Snapshot {
     pub usage: Usage,
     /// Why it is full, if it is.
     pub full: Option<String>,
+    /// Telemetry events given up for want of room, ever.
+    pub shed_total: u64,
 }
 
 /// One machine of a [`Snapshot`].
@@ -114,7 +121,7 @@ pub struct Switchboard(Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Errand>>>
 
 impl Switchboard {
     /// A machine task is there. Its queue is bounded by the core: one job, one gate reading, one probe and
-    /// one burn at a time.
+    /// one burn at a time, and for each look at a source one answer to it.
     pub fn connect(&self, machine: &str, to: mpsc::UnboundedSender<Errand>) {
         self.0
             .lock()
@@ -182,6 +189,7 @@ struct Round {
     waiters: HashMap<Token, oneshot::Sender<Answer>>,
     ended: HashMap<OperationId, Vec<oneshot::Sender<()>>>,
     kept: Vec<oneshot::Sender<()>>,
+    corrected: Vec<(EventKey, oneshot::Sender<EventKey>)>,
     /// What errands came to that nobody took, for the next round.
     returned: Vec<Input>,
     next_token: u64,
@@ -201,6 +209,7 @@ impl Engine {
             waiters: HashMap::new(),
             ended: HashMap::new(),
             kept: Vec::new(),
+            corrected: Vec::new(),
             returned: Vec::new(),
             next_token: 0,
             commits: 0,
@@ -265,10 +274,7 @@ impl Engine {
     fn round(&mut self, round: &mut Round, first: Option<Message>) -> Result<(), EngineError> {
         let now = self.clock.now();
         self.beat.at(now.boottime_ns);
-        let mut outputs = Vec::new();
-        if let Some(output) = self.watch_capacity(&now) {
-            outputs.push(output);
-        }
+        let mut outputs = self.watch_capacity(&now)?;
         for input in std::mem::take(&mut round.returned) {
             outputs.extend(self.decide(&now, input));
         }
@@ -296,16 +302,29 @@ impl Engine {
         self.upkeep(round, &now, taken)
     }
 
-    fn watch_capacity(&mut self, now: &Now) -> Option<Output> {
+    /// Near the budget telemetry is given up, and at it nothing new is taken.
+    fn watch_capacity(&mut self, now: &Now) -> Result<Vec<Output>, EngineError> {
+        let mut outputs = Vec::new();
         let Store::Open(journal) = &mut self.store else {
-            return None;
+            return Ok(outputs);
         };
+        let pressure = journal.pressure();
+        if pressure == Pressure::High
+            && let Some(slice) = journal.sheddable(&self.retention)?
+        {
+            let Sheddable { through, keys } = slice;
+            outputs.push(self.core.handle(now, Input::Shed { through, keys }));
+        } else if let Some(over) = self.core.shed_over(now, pressure == Pressure::Low) {
+            outputs.push(self.core.handle(now, over));
+        }
         let full = match journal.capacity() {
             Capacity::Ok => None,
             Capacity::Full { why } => Some(why),
         };
-        let changed = full.is_some() != self.core.capacity_full().is_some();
-        changed.then(|| self.core.handle(now, Input::Capacity(full)))
+        if full.is_some() != self.core.capacity_full().is_some() {
+            outputs.push(self.core.handle(now, Input::Capacity(full)));
+        }
+        Ok(outputs)
     }
 
     fn take(&mut self, round: &mut Round, now: &Now, message: Message) -> Option<Output> {
@@ -356,6 +375,17 @@ impl Engine {
             Message::Keep(record, reply) => {
                 round.kept.push(reply);
                 self.decide(now, Input::Keep { record: *record })
+            }
+            Message::Correct(correction, reply) => {
+                let output = self.decide(now, Input::Correct(correction))?;
+                let records = output.blocks.iter().flat_map(|block| &block.records);
+                let key = records.into_iter().find_map(|record| match record {
+                    Record::Event(event) if event.event_type == CORRECTION => Some(&event.key),
+                    _ => None,
+                });
+                // In recovery mode nothing is written, and the question ends without an answer.
+                round.corrected.extend(key.cloned().map(|key| (key, reply)));
+                Some(output)
             }
             Message::Reconfigure(machines, settings, actor, reply) => {
                 round.kept.push(reply);
@@ -448,6 +478,9 @@ impl Engine {
         for effect in effects {
             self.perform(round, effect);
         }
+        for (key, reply) in round.corrected.drain(..) {
+            let _ = reply.send(key);
+        }
         for reply in round.kept.drain(..) {
             let _ = reply.send(());
         }
@@ -494,6 +527,24 @@ impl Engine {
                 probe,
             } => (machine, Errand::Probe { operation, probe }),
             Effect::Burn { machine, request } => (machine, Errand::Burn { request }),
+            Effect::Acknowledge {
+                machine,
+                event_type,
+                item,
+            } => (machine, Errand::Acknowledge { event_type, item }),
+            Effect::ReadRing {
+                machine,
+                event_type,
+                first,
+                count,
+            } => (
+                machine,
+                Errand::ReadRing {
+                    event_type,
+                    first,
+                    count,
+                },
+            ),
         };
         // While a machine's task is exchanged nobody takes them: then nothing was sent, and that is known.
         if let Err(errand) = self.board.send(&machine, errand) {
@@ -594,18 +645,22 @@ impl Engine {
             alarms: self.core.alarms().cloned().collect(),
             usage,
             full,
+            shed_total: self.core.shed_total(),
         }
     }
 }
 
-/// Kill points that only an operation's commit passes, whatever else is committed around it:
-/// `op.before-commit`, and with the state that it brings, `op.completed.durable`.
+/// Kill points that only the commit of an operation, or of what a source gave, passes, whatever else is committed
+/// around it: `op.before-commit`, with the state that it brings `op.completed.durable`, and `source.durable`.
 #[cfg(feature = "test-hooks")]
 fn operation_points(blocks: &[Block], when: &str) {
     for record in blocks.iter().flat_map(|block| &block.records) {
         if let Record::Operation(operation) = record {
             crate::sys::kill_point(&format!("op.{when}"));
             crate::sys::kill_point(&format!("op.{}.{when}", operation.state.name()));
+        }
+        if let Record::Source(_) = record {
+            crate::sys::kill_point(&format!("source.{when}"));
         }
     }
 }

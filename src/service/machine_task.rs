@@ -10,13 +10,14 @@ use crate::core::contract::{Exchange, Job, MailboxRequest, Outcome, Probe, Probe
 use crate::core::gateway::{Input, LinkChange};
 use crate::core::ids::{AttemptId, OperationId};
 use crate::core::machine::identity_mismatch;
-use crate::core::spec::{MachineSpec, Quality, Scalar, Value};
+use crate::core::spec::{EventKind, MachineSpec, Quality, Scalar, Value};
 use crate::core::time::{Deadline, NS_PER_MS, Stamp};
 use crate::failpoint;
 use crate::plc::link::{Link, Reading};
 use crate::plc::plan::{PointId, PollPlan};
 use crate::plc::port::Ports;
-use std::collections::HashMap;
+use crate::plc::source::SourcePlan;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -53,6 +54,22 @@ pub enum Errand {
         /// The no-op.
         request: MailboxRequest,
     },
+    /// Set or clear a handshake's acknowledgement; nothing answers.
+    Acknowledge {
+        /// Which source.
+        event_type: String,
+        /// While the device presents this item; `None`: clear it.
+        item: Option<u32>,
+    },
+    /// Read entries of a ring; the answer is [`Input::RingRead`].
+    ReadRing {
+        /// Which source.
+        event_type: String,
+        /// The first entry's number.
+        first: u32,
+        /// How many at most.
+        count: u16,
+    },
     /// Read values now, for somebody who waits.
     Read {
         /// What.
@@ -63,6 +80,11 @@ pub enum Errand {
 }
 
 impl Errand {
+    /// Whether it is part of taking events, which gives way to commands (SEND-07).
+    fn is_of_source(&self) -> bool {
+        matches!(self, Self::Acknowledge { .. } | Self::ReadRing { .. })
+    }
+
     /// It was not done, and no byte was sent for it: what the engine is to hear of that.
     pub fn refused(self, machine: &str, reason: &str) -> Option<Input> {
         let machine = machine.to_owned();
@@ -98,6 +120,13 @@ impl Errand {
                 machine,
                 exchange: not_sent(why),
             },
+            Self::ReadRing { event_type, .. } => Input::RingRead {
+                machine,
+                event_type,
+                reading: Err(why),
+            },
+            // It is decided anew at the next look.
+            Self::Acknowledge { .. } => return None,
             Self::Read { reply, .. } => {
                 let _ = reply.send(Err(why));
                 return None;
@@ -221,12 +250,17 @@ pub struct MachineTask {
     shared: Arc<Shared>,
     link: Link,
     plan: PollPlan,
+    sources: SourcePlan,
+    /// What taking events wants of the link, while commands go first.
+    put_off: VecDeque<Errand>,
     clock: Clock,
     engine: mpsc::Sender<Message>,
     errands: mpsc::UnboundedReceiver<Errand>,
     stop: watch::Receiver<Option<&'static str>>,
     beat: Beat,
     observed: HashMap<usize, (Option<Value>, Quality)>,
+    /// When each counter was last read over this connection.
+    counted_at: HashMap<usize, Stamp>,
     gate_at_ns: u64,
     /// Whether the configured device answers; `None` until the gate was read over this connection.
     identified: Option<bool>,
@@ -258,6 +292,8 @@ impl MachineTask {
         Self {
             link: Link::on(ports, &spec, clock.reader()),
             plan: PollPlan::new(&spec),
+            sources: SourcePlan::new(&spec),
+            put_off: VecDeque::new(),
             spec,
             shared,
             clock,
@@ -266,6 +302,7 @@ impl MachineTask {
             stop,
             beat,
             observed: HashMap::new(),
+            counted_at: HashMap::new(),
             gate_at_ns: 0,
             identified: None,
             polls: 0,
@@ -364,11 +401,13 @@ impl MachineTask {
             self.beat.at(self.clock.now().boottime_ns);
             // Commands first: an errand that waits goes before any poll (SEND-07).
             if let Ok(errand) = self.errands.try_recv() {
+                self.take(errand).await;
+            } else if let Some(errand) = self.put_off.pop_front() {
                 self.errand(errand).await;
             } else if self.poll_once().await {
                 // Something was due, and was done.
             } else if let Some(errand) = self.idle().await {
-                self.errand(errand).await;
+                self.take(errand).await;
             }
             self.link.yield_turn();
             if self.stop.borrow().is_some() && self.errands.is_empty() {
@@ -386,14 +425,21 @@ impl MachineTask {
         }
     }
 
+    /// Does an errand; one of taking events waits until no other does.
+    async fn take(&mut self, errand: Errand) {
+        if errand.is_of_source() {
+            self.put_off.push_back(errand);
+        } else {
+            self.errand(errand).await;
+        }
+    }
+
     /// Waits for an errand, the next poll, or a stop.
     async fn idle(&mut self) -> Option<Errand> {
         let now = self.clock.now().boottime_ns;
-        let due = self
-            .plan
-            .next_due_ns()
-            .unwrap_or(u64::MAX)
-            .min(self.gate_due_ns());
+        let polls = [self.plan.next_due_ns(), self.sources.next_due_ns()];
+        let due = polls.into_iter().flatten().min();
+        let due = due.unwrap_or(u64::MAX).min(self.gate_due_ns());
         let wait = due.saturating_sub(now).min(BEAT_MS_MAX * NS_PER_MS);
         tokio::select! {
             biased;
@@ -418,11 +464,15 @@ impl MachineTask {
             true => None,
             false => self.plan.due(now).into_iter().next(),
         };
-        if !gate && step.is_none() && !self.link.heartbeat_due() {
+        let source = match gate || step.is_some() {
+            true => None,
+            false => self.sources.due(now),
+        };
+        if !gate && step.is_none() && source.is_none() && !self.link.heartbeat_due() {
             return false;
         }
         if let Some(errand) = self.errand_before_line().await {
-            self.errand(errand).await;
+            self.take(errand).await;
             return true;
         }
         if gate {
@@ -436,6 +486,10 @@ impl MachineTask {
                 self.publish(reading).await;
             }
             self.show_counters();
+            return true;
+        }
+        if let Some(index) = source {
+            self.look(index).await;
             return true;
         }
         // Its failure closes the link, which the caller sees.
@@ -460,22 +514,129 @@ impl MachineTask {
                     return;
                 }
                 let seen = (reading.value.clone(), reading.quality);
-                if self.observed.get(&index) == Some(&seen) {
-                    return;
-                }
                 let Some(source) = self.spec.events.get(index) else {
                     return;
                 };
+                let mut since = None;
+                if matches!(source.kind, EventKind::Counter(_)) {
+                    // What could not be read says nothing about a count.
+                    if reading.value.is_none() {
+                        return;
+                    }
+                    since = self.counted_at.insert(index, reading.at);
+                }
+                if self.observed.get(&index) == Some(&seen) {
+                    return;
+                }
                 let input = Input::Observed {
                     machine: self.spec.name.clone(),
                     event_type: source.event_type.clone(),
                     value: reading.value,
                     quality: reading.quality,
+                    reason: reading.reason,
                     at: reading.at,
+                    since,
                 };
                 self.observed.insert(index, seen);
                 self.tell(input).await;
             }
+        }
+    }
+
+    /// Looks at a handshake or a ring; the core decides what is taken.
+    async fn look(&mut self, index: usize) {
+        let spec = Arc::clone(&self.spec);
+        let Some(source) = spec.events.get(index) else {
+            return;
+        };
+        let machine = spec.name.clone();
+        let event_type = source.event_type.clone();
+        let found = match &source.kind {
+            EventKind::Handshake(handshake) => {
+                let seen = self.link.read_handshake(handshake).await;
+                seen.map(|seen| {
+                    let at = self.clock.now();
+                    let idle = !seen.ready && !seen.ack;
+                    (!idle).then_some(Input::Presented {
+                        machine,
+                        event_type,
+                        seen,
+                        at,
+                    })
+                })
+            }
+            EventKind::Ring(ring) => {
+                let head = self.link.read_ring_head(ring).await;
+                head.map(|head| {
+                    let at = self.clock.now();
+                    Some(Input::RingHead {
+                        machine,
+                        event_type,
+                        head,
+                        at,
+                    })
+                })
+            }
+            EventKind::OnChange { .. } | EventKind::Counter(_) => Ok(None),
+        };
+        self.polls += 1;
+        let now = self.clock.now().boottime_ns;
+        self.sources.looked(index, now, found.as_ref().err());
+        match found {
+            // Another device's items are none of this machine's, and nothing is acknowledged to it (F055).
+            Ok(Some(input)) if self.identified == Some(true) => {
+                failpoint!("source.after-read");
+                self.tell(input).await;
+            }
+            Ok(_) => {}
+            Err(error) => log::debug!("{}: {}: {error}", spec.name, source.event_type),
+        }
+        self.show_counters();
+    }
+
+    /// Does what the core decided about a source.
+    async fn source_errand(&mut self, errand: Errand) {
+        let spec = Arc::clone(&self.spec);
+        let kind = |wanted: &str| {
+            let source = spec
+                .events
+                .iter()
+                .find(|source| source.event_type == wanted);
+            source.map(|source| &source.kind)
+        };
+        match errand {
+            Errand::Acknowledge { event_type, item } => {
+                let Some(EventKind::Handshake(handshake)) = kind(&event_type) else {
+                    return;
+                };
+                if self.identified != Some(true) || spec.read_only {
+                    return;
+                }
+                failpoint!("source.before-ack");
+                match self.link.acknowledge(handshake, item).await {
+                    Ok(_) => {}
+                    Err(error) => log::warn!("{}: {event_type}: {error}", spec.name),
+                }
+                failpoint!("source.after-ack");
+            }
+            Errand::ReadRing {
+                event_type,
+                first,
+                count,
+            } => {
+                let Some(EventKind::Ring(ring)) = kind(&event_type) else {
+                    return;
+                };
+                let reading = self.link.read_ring(ring, first, count).await;
+                failpoint!("source.after-read");
+                self.tell(Input::RingRead {
+                    machine: spec.name.clone(),
+                    event_type,
+                    reading: reading.map_err(|error| error.to_string()),
+                })
+                .await;
+            }
+            _ => {}
         }
     }
 
@@ -499,7 +660,7 @@ impl MachineTask {
 
     async fn errand(&mut self, errand: Errand) {
         let machine = self.spec.name.clone();
-        self.link.hurry(true);
+        self.link.hurry(!errand.is_of_source());
         match errand {
             Errand::Run {
                 operation,
@@ -528,6 +689,9 @@ impl MachineTask {
                 })
                 .await;
             }
+            errand @ (Errand::Acknowledge { .. } | Errand::ReadRing { .. }) => {
+                self.source_errand(errand).await;
+            }
             Errand::Burn { request } => {
                 let exchange = self.link.run(&Job::Mailbox(request)).await;
                 self.tell(Input::Burned { machine, exchange }).await;
@@ -551,6 +715,7 @@ impl MachineTask {
             log::warn!("{}: connection lost: {reason}", self.spec.name);
         }
         self.observed.clear();
+        self.counted_at.clear();
         self.show_counters();
         let change = LinkChange::Down {
             reason: reason.to_owned(),
@@ -560,6 +725,9 @@ impl MachineTask {
             change,
         })
         .await;
+        while let Some(errand) = self.put_off.pop_front() {
+            self.refuse(errand, reason).await;
+        }
         while let Ok(errand) = self.errands.try_recv() {
             self.refuse(errand, reason).await;
         }
@@ -607,11 +775,13 @@ impl MachineTask {
             .counters
             .write()
             .unwrap_or_else(PoisonError::into_inner) = counters;
+        let mut notes = self.plan.notes();
+        notes.extend(self.sources.notes());
         *self
             .shared
             .notes
             .write()
-            .unwrap_or_else(PoisonError::into_inner) = self.plan.notes();
+            .unwrap_or_else(PoisonError::into_inner) = notes;
     }
 
     async fn tell(&mut self, input: Input) {

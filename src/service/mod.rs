@@ -4,10 +4,13 @@
 
 pub mod backend;
 pub mod clock;
+pub mod computer;
 pub mod engine;
 pub mod machine_task;
 mod place;
 pub mod progress;
+mod sink_errands;
+mod sink_state;
 pub mod sink_task;
 mod start;
 

@@ -7,12 +7,13 @@ use super::clock::Clock;
 use super::engine::{Engine, EngineError, Message, Store, Switchboard, WAITING_MESSAGES_MAX};
 use super::machine_task::{MachineTask, Shared};
 use super::progress::Progress;
-use super::sink_task::{SinkErrand, SinkShared, SinkTask};
+use super::sink_state::SinkShared;
+use super::sink_task::{SinkErrand, SinkTask};
 use crate::api;
 use crate::config::{self, GatewayConfig, Problem, Who};
 use crate::core::gateway::{Gateway, Restored, Settings};
 use crate::core::lifecycle::Actor;
-use crate::core::record::{CursorRecord, Record, StartRecord};
+use crate::core::record::{CursorRecord, Record, SinkRecord, StartRecord};
 use crate::core::roles::{self, Roles};
 use crate::core::spec::MachineSpec;
 use crate::journal::{self, OpenError, Opened, Options, Recovered, Retention};
@@ -23,6 +24,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -64,6 +66,23 @@ struct Running {
     task: JoinHandle<()>,
 }
 
+/// What the service manager and people at a terminal send.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> Option<Self> {
+        Some(Self {
+            terminate: signal(SignalKind::terminate()).ok()?,
+            interrupt: signal(SignalKind::interrupt()).ok()?,
+            hangup: signal(SignalKind::hangup()).ok()?,
+        })
+    }
+}
+
 struct Service {
     config_path: PathBuf,
     boards_dir: PathBuf,
@@ -76,6 +95,11 @@ struct Service {
     running: HashMap<String, Running>,
     /// The lines that machines share.
     ports: Ports,
+    /// The start, as it goes on record.
+    start: StartRecord,
+    /// The journal is another computer's, and nobody has said that this one takes its place: no machine is
+    /// touched, neither for commands nor for counts.
+    foreign: bool,
 }
 
 /// Runs the gateway until it is told to stop by a signal, or by `stop` where one is given.
@@ -103,7 +127,7 @@ pub async fn run(
 
 /// Waits for room where that can come by itself (CAP-02); everything else is for the operator.
 async fn open_journal(config: &GatewayConfig, clock: &Clock) -> Result<Opened, RunError> {
-    let machine_id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let machine_id = super::computer::describe();
     loop {
         let options = Options {
             dir: config.state_dir.join("journal"),
@@ -111,7 +135,7 @@ async fn open_journal(config: &GatewayConfig, clock: &Clock) -> Result<Opened, R
             gateway: config.gateway.clone(),
             now: clock.now(),
             build_wall_us: RELEASED_US,
-            machine_id: machine_id.trim().to_owned(),
+            machine_id: machine_id.clone(),
             open_timeout: Duration::from_millis(OPEN_MS_MAX),
         };
         let opened = tokio::task::spawn_blocking(move || journal::open(options)).await;
@@ -153,9 +177,15 @@ fn build(
         next_commit: recovered.next_commit,
         operations: recovered.open_operations.clone(),
         machines: recovered.machines.clone(),
+        sources: recovered.sources.clone(),
         highest_wall_us: recovered.highest_wall_us,
         unproven_before_us: recovered.unproven_before_us,
         new_incarnation: recovered.note.is_some(),
+        previous_epoch: recovered.previous_epoch,
+        note: recovered.note.clone(),
+        clean: recovered.clean,
+        foreign: recovered.foreign.clone(),
+        shed: recovered.shed.clone(),
         recovery,
     };
     let seed = now.boottime_ns ^ recovered.epoch.0.rotate_left(32);
@@ -193,13 +223,18 @@ fn build(
             sink: sink.name.clone(),
             ..CursorRecord::default()
         });
+        let more = recovered.sinks.iter().find(|more| more.sink == sink.name);
+        let more = more.cloned().unwrap_or_else(|| SinkRecord {
+            sink: sink.name.clone(),
+            ..SinkRecord::default()
+        });
         let (errands, taken) = mpsc::channel::<SinkErrand>(SINK_ERRANDS_MAX);
-        let place = super::place::sink(&sink.kind);
+        let place = super::place::sink(&config.gateway, sink);
         let shared = Arc::new(SinkShared::new(
             &sink.name,
-            place.kind,
-            place.ack_level.name(),
+            (place.kind, place.ack_level.name(), place.lanes.len()),
             cursor,
+            more,
         ));
         shown.push((Arc::clone(&shared), errands));
         sinks.push(SinkTask {
@@ -211,7 +246,6 @@ fn build(
             errands: taken,
             stop: watch::channel(false).1,
             volatile: recovery,
-            read_failed: false,
         });
     }
     let gate = Gate::new(Inner {
@@ -228,6 +262,7 @@ fn build(
         epoch: recovered.epoch.0,
         queries: Default::default(),
     });
+    let own_name = config.gateway.clone();
     let service = Service {
         config_path: config_path.to_owned(),
         boards_dir: boards_dir.to_owned(),
@@ -239,6 +274,13 @@ fn build(
         gate,
         running: HashMap::new(),
         ports: Ports::default(),
+        start: StartRecord {
+            gateway: own_name,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            clean: recovered.clean,
+            note: recovered.note,
+        },
+        foreign: recovered.foreign.is_some(),
     };
     (service, engine, sinks, reloads)
 }
@@ -253,6 +295,9 @@ fn report_findings(recovered: &Recovered, recovery: bool) {
         );
     } else if !recovered.clean && recovered.next_commit.0 > 1 {
         log::warn!("the stop before was not clean; the journal was verified whole");
+    }
+    if let Some(foreign) = &recovered.foreign {
+        log::error!("no machine is touched: {foreign}; see holdfast journal adopt");
     }
     if let Some(note) = &recovered.note {
         log::warn!("a new epoch {} was begun: {note}", recovered.epoch);
@@ -320,6 +365,8 @@ async fn serve(
     mut reloads: Reloads,
     stop: Option<watch::Receiver<bool>>,
 ) -> Result<(), RunError> {
+    // Before anybody can hear that it runs: whoever stops it then means a clean stop.
+    let signals = Signals::listen();
     let listener = api::server::bind(&service.config.api_unix).await?;
     let (ended, mut engine_ended) = oneshot::channel();
     let thread = std::thread::Builder::new()
@@ -354,7 +401,7 @@ async fn serve(
         service.config.api_unix.display()
     );
     let broken = service
-        .until_stopped(&mut reloads, &mut engine_ended, stop)
+        .until_stopped(&mut reloads, &mut engine_ended, stop, signals)
         .await;
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     log::info!("stopping");
@@ -399,12 +446,7 @@ async fn watch_over(gate: Gate) {
 impl Service {
     /// The start itself is on record, before anything else of this epoch is acknowledged.
     async fn announce_start(&self) {
-        let record = Record::Start(StartRecord {
-            gateway: self.config.gateway.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            clean: true,
-            note: None,
-        });
+        let record = Record::Start(self.start.clone());
         let (reply, durable) = oneshot::channel();
         if self
             .engine
@@ -429,7 +471,7 @@ impl Service {
             machines.push(Arc::clone(&shared));
             machines.sort_by(|a, b| a.spec.name.cmp(&b.spec.name));
         }
-        if spec.owner != self.config.gateway {
+        if spec.owner != self.config.gateway || self.foreign {
             return;
         }
         let (to, errands) = mpsc::unbounded_channel();
@@ -474,14 +516,14 @@ impl Service {
         reloads: &mut Reloads,
         engine_ended: &mut oneshot::Receiver<Result<(), EngineError>>,
         stop: Option<watch::Receiver<bool>>,
+        signals: Option<Signals>,
     ) -> Option<Result<(), EngineError>> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let signals = (
-            signal(SignalKind::terminate()),
-            signal(SignalKind::interrupt()),
-            signal(SignalKind::hangup()),
-        );
-        let (Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)) = signals else {
+        let Some(Signals {
+            mut terminate,
+            mut interrupt,
+            mut hangup,
+        }) = signals
+        else {
             log::error!("signals cannot be received");
             return None;
         };

@@ -1,8 +1,9 @@
 //! Owns: the device as somebody standing beside the machine sees it: its ledger, its switches, its cable.
-//! May call: state, fault, spec.
+//! May call: state, fault, source, spec.
 //! Never: let the gateway's side see or change the ledger.
 
 use super::fault::{Act, Fault};
+use super::source::Item;
 use super::spec::SimulatorSpec;
 use super::state::State;
 use crate::core::spec::ModbusArea;
@@ -310,6 +311,62 @@ impl Device {
             Cause::Mailbox { .. } | Cause::Device { .. } | Cause::Remote { .. } => false,
         };
         self.lock().ledger.iter().filter(fits).count()
+    }
+    /// The `index`-th production counter makes pieces at once.
+    pub fn make_pieces(&self, index: usize, pieces: u64) {
+        self.change(|state| {
+            let (program, count) = &mut state.sources.pieces[index];
+            count.make(program, pieces);
+            state.scan(Instant::now());
+        });
+    }
+    /// From now on nothing is made by itself; what waits is still presented.
+    pub fn stop_making(&self) {
+        self.change(|state| state.sources.stopped = true);
+    }
+    /// Pieces that were made, whatever the registers show.
+    #[must_use]
+    pub fn pieces_made(&self, index: usize) -> u64 {
+        self.lock().sources.pieces[index].1.made
+    }
+    /// Sets what a production counter shows, as a reset does.
+    pub fn reset_pieces(&self, index: usize, count: u64) {
+        self.change(|state| {
+            state.sources.pieces[index].1.count = count;
+            state.scan(Instant::now());
+        });
+    }
+    /// So many items more come to wait at the `index`-th handshake.
+    pub fn present(&self, index: usize, items: u64) {
+        self.change(|state| {
+            state.sources.handshakes[index].1.waiting += items;
+            state.scan(Instant::now());
+        });
+    }
+    /// The next item gets this number.
+    pub fn number_next_item(&self, index: usize, number: u32) {
+        self.change(|state| state.sources.handshakes[index].1.next = number);
+    }
+    /// What was presented, in order.
+    #[must_use]
+    pub fn items(&self, index: usize) -> Vec<Item> {
+        self.lock().sources.handshakes[index].1.made.clone()
+    }
+    /// Writes so many entries into the `index`-th ring.
+    pub fn log_entries(&self, index: usize, entries: u64) {
+        self.change(|state| {
+            state.sources.rings[index].1.waiting += entries;
+            state.scan(Instant::now());
+        });
+    }
+    /// The next entry gets this number.
+    pub fn number_next_entry(&self, index: usize, number: u32) {
+        self.change(|state| state.sources.rings[index].1.next = number);
+    }
+    /// What was logged, in order.
+    #[must_use]
+    pub fn entries(&self, index: usize) -> Vec<Item> {
+        self.lock().sources.rings[index].1.made.clone()
     }
     /// Since the simulator's start: the clock of [`Seen::at`] and [`Effect::at`].
     #[must_use]

@@ -12,6 +12,7 @@ mod mc;
 mod rtu;
 mod rtu_port;
 mod server;
+mod source;
 mod spec;
 mod state;
 mod state_mc;
@@ -24,10 +25,11 @@ mod tests_mailbox;
 
 pub use device::{Cause, Device, Effect, LEDGER_EFFECTS_MAX, SEEN_REQUESTS_MAX, Seen};
 pub use fault::{ALWAYS, Act, Fault, Matching};
+pub use source::{Item, data_word};
 pub use spec::{
-    Add, Counter, DoneProgram, Hole, InvalidSpec, MailboxProgram, McCode, McFrameKind, McProgram,
-    Offset, Opcode, Order, Place, Points, Registers, RtuParity, RtuProgram, Rule, Run, Set,
-    SimulatorSpec, Span, TABLE_ITEMS,
+    Add, Counter, DoneProgram, Handshake, Hole, InvalidSpec, MailboxProgram, McCode, McFrameKind,
+    McProgram, Offset, Opcode, Order, Pieces, Place, Points, Registers, Ring, RtuParity,
+    RtuProgram, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
 };
 
 use std::io::{self, Write};

@@ -10,14 +10,14 @@ use super::spec::{RtuProgram, SimulatorSpec};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tokio_serial::SerialStream;
@@ -30,8 +30,10 @@ const READ_BYTES: usize = 1024;
 
 /// One end of a line.
 enum Port {
+    /// The runtime's pipes take any descriptor that can be waited for.
     Pty {
-        master: AsyncFd<OwnedFd>,
+        reader: Receiver,
+        writer: Sender,
         name: PathBuf,
     },
     Serial {
@@ -62,8 +64,10 @@ fn open(program: &RtuProgram) -> io::Result<Port> {
         Path::new(std::ffi::OsStr::from_bytes(device.as_bytes())),
         &name,
     )?;
+    let master = File::from(master);
     Ok(Port::Pty {
-        master: AsyncFd::register(master)?,
+        writer: Sender::from_file_unchecked(master.try_clone()?)?,
+        reader: Receiver::from_file_unchecked(master)?,
         name,
     })
 }
@@ -88,14 +92,14 @@ impl Port {
     async fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Serial { reader, .. } => reader.lock().await.read(bytes).await,
-            Self::Pty { master, .. } => loop {
-                let mut ready = master.readable().await?;
-                match rustix::io::read(master.get_ref(), &mut *bytes) {
-                    Ok(count) => return Ok(count),
-                    Err(Errno::AGAIN) => ready.clear_ready(),
-                    // Nobody has it open.
-                    Err(Errno::IO) => sleep(Duration::from_millis(NOBODY_PAUSE_MS)).await,
-                    Err(error) => return Err(error.into()),
+            Self::Pty { reader, .. } => loop {
+                reader.readable().await?;
+                match reader.try_read(bytes) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(error) if nobody(&error) => {
+                        sleep(Duration::from_millis(NOBODY_PAUSE_MS)).await;
+                    }
+                    other => return other,
                 }
             },
         }
@@ -104,21 +108,26 @@ impl Port {
     async fn write(&self, mut bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Serial { writer, .. } => writer.lock().await.write_all(bytes).await,
-            Self::Pty { master, .. } => {
+            Self::Pty { writer, .. } => {
                 while !bytes.is_empty() {
-                    let mut ready = master.writable().await?;
-                    match rustix::io::write(master.get_ref(), bytes) {
+                    writer.writable().await?;
+                    match writer.try_write(bytes) {
                         Ok(count) => bytes = &bytes[count..],
-                        Err(Errno::AGAIN) => ready.clear_ready(),
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                         // Onto a line that nobody listens to.
-                        Err(Errno::IO) => return Ok(()),
-                        Err(error) => return Err(error.into()),
+                        Err(error) if nobody(&error) => return Ok(()),
+                        Err(error) => return Err(error),
                     }
                 }
                 Ok(())
             }
         }
     }
+}
+
+/// Nobody has the other end open.
+fn nobody(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::IO.raw_os_error())
 }
 
 /// The line, plugged in; served by [`serve`].

@@ -52,6 +52,14 @@ pub struct SimulatorSpec {
     /// Registers that count by themselves.
     #[serde(rename = "counter")]
     pub counters: Vec<Counter>,
+    /// Production counters.
+    pub pieces: Vec<Pieces>,
+    /// Items that are presented one by one, each until it is acknowledged.
+    #[serde(rename = "handshake")]
+    pub handshakes: Vec<Handshake>,
+    /// Ring buffers.
+    #[serde(rename = "ring")]
+    pub rings: Vec<Ring>,
     /// Coils that make something happen when they are written.
     #[serde(rename = "rule")]
     pub rules: Vec<Rule>,
@@ -78,6 +86,9 @@ impl Default for SimulatorSpec {
             mailbox: None,
             done: None,
             counters: Vec::new(),
+            pieces: Vec::new(),
+            handshakes: Vec::new(),
+            rings: Vec::new(),
             rules: Vec::new(),
             faults: Vec::new(),
         }
@@ -151,6 +162,7 @@ impl SimulatorSpec {
                 ));
             }
         }
+        self.check_sources()?;
         match self
             .rules
             .iter()
@@ -164,6 +176,54 @@ impl SimulatorSpec {
     /// Most words in one read over MC protocol.
     pub(super) fn read_words_max(&self) -> u32 {
         self.mc.as_ref().map_or(960, |mc| mc.read_words_max.into())
+    }
+
+    fn check_sources(&self) -> Result<(), InvalidSpec> {
+        let wrong = |text: String| Err(InvalidSpec::Value(text));
+        if let Some(pieces) = self.pieces.iter().find(|p| !matches!(p.words, 1 | 2 | 4)) {
+            return wrong(format!(
+                "pieces.words: found {}, expected 1, 2 or 4",
+                pieces.words
+            ));
+        }
+        for program in &self.handshakes {
+            if let Some(place) = [program.ready, program.ack]
+                .iter()
+                .find(|p| !p.area.is_bits())
+            {
+                return wrong(format!(
+                    "handshake: found {place}, expected a coil or discrete input"
+                ));
+            }
+        }
+        for ring in &self.rings {
+            if ring.entries == 0 || ring.words < 2 {
+                return wrong(format!(
+                    "ring: found {} entries of {} words, expected at least 1 of 2",
+                    ring.entries, ring.words
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn source_places(&self) -> Vec<(&'static str, Place, usize)> {
+        let mut places = Vec::new();
+        places.extend(self.pieces.iter().map(|p| ("pieces.at", p.at, p.words)));
+        for program in &self.handshakes {
+            places.push(("handshake.item", program.item, 2));
+            places.extend(
+                program
+                    .data
+                    .map(|at| ("handshake.data", at, program.data_words)),
+            );
+        }
+        for ring in &self.rings {
+            places.push(("ring.head", ring.head, 2));
+            let words = ring.entries.saturating_mul(ring.words);
+            places.push(("ring.base", ring.base, words));
+        }
+        places
     }
 
     fn word_places(&self) -> Vec<(&'static str, Place, usize)> {
@@ -194,6 +254,7 @@ impl SimulatorSpec {
                 .iter()
                 .map(|counter| ("counter.at", counter.at, 1)),
         );
+        places.extend(self.source_places());
         for rule in &self.rules {
             places.extend(rule.add.iter().map(|step| ("rule.add.at", step.at, 1)));
         }
@@ -605,4 +666,111 @@ pub struct Rule {
     /// The PLC clears the coil again.
     #[serde(default)]
     pub clears: bool,
+}
+
+/// A production counter of 1, 2 or 4 registers.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pieces {
+    /// The first register.
+    pub at: Place,
+    /// How many registers.
+    #[serde(default = "one_word")]
+    pub words: usize,
+    /// Which stands first.
+    #[serde(default)]
+    pub word_order: Order,
+    /// What it shows at first.
+    #[serde(default)]
+    pub start: u64,
+    /// How often it makes `by` pieces; zero: only when told to.
+    #[serde(default)]
+    pub every: Span,
+    /// How many at a time.
+    #[serde(default = "one_piece")]
+    pub by: u64,
+    /// The highest count; 0 comes after it. As much as the registers hold unless stated.
+    #[serde(default)]
+    pub wraps_after: Option<u64>,
+}
+
+impl Pieces {
+    /// The highest count.
+    #[must_use]
+    pub fn wraps_after(&self) -> u64 {
+        let most = u64::MAX >> (64 - 16 * self.words.clamp(1, 4));
+        self.wraps_after.unwrap_or(most)
+    }
+}
+
+fn one_word() -> usize {
+    1
+}
+fn one_piece() -> u64 {
+    1
+}
+fn two_words() -> usize {
+    2
+}
+fn first_number() -> u32 {
+    1
+}
+fn last_number() -> u32 {
+    u32::MAX
+}
+
+/// Items are presented: number and data, then ready; until ack is seen; the next once ack is gone.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Handshake {
+    /// Set by the PLC.
+    pub ready: Place,
+    /// Set by the gateway.
+    pub ack: Place,
+    /// Two registers: the item's number.
+    pub item: Place,
+    /// The first data register.
+    #[serde(default)]
+    pub data: Option<Place>,
+    /// How many data registers.
+    #[serde(default = "two_words")]
+    pub data_words: usize,
+    /// For the number.
+    #[serde(default)]
+    pub word_order: Order,
+    /// How often a new item comes to wait; zero: only when told to.
+    #[serde(default)]
+    pub every: Span,
+    /// The first number.
+    #[serde(default = "first_number")]
+    pub numbers_from: u32,
+    /// The last, before it begins again.
+    #[serde(default = "last_number")]
+    pub numbers_to: u32,
+}
+
+/// A ring buffer: entry n in slot n mod `entries`, its number in its first two words.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ring {
+    /// Two registers: the newest entry's number.
+    pub head: Place,
+    /// The first register of slot 0.
+    pub base: Place,
+    /// How many slots.
+    pub entries: usize,
+    /// Registers of an entry.
+    pub words: usize,
+    /// For numbers.
+    #[serde(default)]
+    pub word_order: Order,
+    /// How often an entry is written; zero: only when told to.
+    #[serde(default)]
+    pub every: Span,
+    /// The first number.
+    #[serde(default = "first_number")]
+    pub numbers_from: u32,
+    /// The last, before it begins again.
+    #[serde(default = "last_number")]
+    pub numbers_to: u32,
 }

@@ -1,5 +1,5 @@
 //! Owns: the device's tables and program: what a request does, what a scan does, what is noted.
-//! May call: device (what a ledger holds), fault, frame, mailbox, spec.
+//! May call: device (what a ledger holds), fault, frame, mailbox, source, spec.
 //! Never: wait, or reach a socket.
 
 use super::device::{Cause, Effect, LEDGER_EFFECTS_MAX, SEEN_REQUESTS_MAX, Seen};
@@ -7,6 +7,7 @@ use super::fault::{Act, Fault, Traits};
 use super::frame::{self, Request};
 use super::incoming::Incoming;
 use super::mailbox::{COMMAND_WORDS, COMMIT_WORD, Job, Machine, Mailbox};
+use super::source::{Sources, Tables};
 use super::spec::{Add, DoneProgram, MailboxProgram, Place, SimulatorSpec, TABLE_ITEMS};
 use crate::core::spec::ModbusArea;
 use std::collections::{BTreeMap, VecDeque};
@@ -32,6 +33,7 @@ pub(super) struct State {
     mailbox: Option<Mailbox>,
     done: VecDeque<(Instant, u32)>,
     counters_due: Vec<Instant>,
+    pub(super) sources: Sources,
     pub(super) boots: u32,
     /// The low four bits of SD203.
     pub(super) operating: u16,
@@ -67,6 +69,7 @@ impl State {
                 .iter()
                 .map(|counter| now + counter.every.0)
                 .collect(),
+            sources: Sources::new(&spec, now),
             boots: 1,
             operating: super::state_mc::RUN,
             extra: BTreeMap::new(),
@@ -359,6 +362,9 @@ impl State {
                 }]);
             }
         }
+        let mut sources = std::mem::take(&mut self.sources);
+        sources.scan(self, now);
+        self.sources = sources;
         if let Some(done) = self.spec.done {
             while self.done.front().is_some_and(|(at, _)| *at <= now) {
                 if let Some((_, id)) = self.done.pop_front() {
@@ -424,6 +430,18 @@ impl State {
             mailbox.reboot(now);
         }
         self.scan(now);
+    }
+}
+
+impl Tables for State {
+    fn bit(&self, place: Place) -> bool {
+        self.point(place) != 0
+    }
+    fn set_bit(&mut self, place: Place, bit: bool) {
+        self.set_point(Some(place), u16::from(bit));
+    }
+    fn set_word(&mut self, place: Place, word: u16) {
+        self.set_point(Some(place), word);
     }
 }
 

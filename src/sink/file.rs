@@ -122,6 +122,10 @@ impl Lane for Lazy {
     fn deliver<'a>(&'a mut self, batch: &'a [(Position, EventRecord)]) -> Delivery<'a> {
         Box::pin(async move { tokio::task::block_in_place(|| self.deliver_blocking(batch)) })
     }
+
+    fn keeps_order(&self) -> bool {
+        true
+    }
 }
 
 /// A directory of JSON lines.

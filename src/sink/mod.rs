@@ -8,7 +8,11 @@ use crate::core::record::{EventRecord, Position};
 use std::pin::Pin;
 
 pub mod file;
+pub mod http;
+pub mod mqtt;
+pub mod postgres;
 mod seen;
+mod tls;
 
 /// What an acknowledgement of a sink means; shown wherever the sink is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +48,11 @@ pub trait Lane: Send {
     /// Sends `batch`, and says of each event what became of it. A lane that relies on the order of a
     /// source's events answers `Retry` for all that follow the first one it could not take.
     fn deliver<'a>(&'a mut self, batch: &'a [(Position, EventRecord)]) -> Delivery<'a>;
+
+    /// Whoever reads the place relies on the order of the log: fresh events never overtake a backlog there.
+    fn keeps_order(&self) -> bool {
+        false
+    }
 }
 
 /// A place upstream: all events of one source go by the same lane.

@@ -9,7 +9,7 @@ use holdfast::cli::client::{Client, Raw};
 use holdfast::cli::exit::Failure;
 use holdfast::core::gateway::{Answer, Refusal};
 use holdfast::core::ids::*;
-use holdfast::core::intent::{Digest, Intent, Request};
+use holdfast::core::intent::{Digest, Intent, InvalidArgument, Request};
 use holdfast::core::lifecycle::{Actor, Completion, Evidence, Source, State};
 use holdfast::core::record::*;
 use holdfast::core::spec::*;
@@ -186,7 +186,8 @@ pub(crate) struct Fake {
     pub(crate) denied: Mutex<Vec<(Actor, String)>>,
     pub(crate) submitted: Mutex<Vec<Request>>,
     pub(crate) acts: Mutex<Vec<Act>>,
-    pub(crate) settled: Mutex<Vec<(EventKey, bool, String)>>,
+    pub(crate) settled: Mutex<Vec<(EventKey, Settlement, String)>>,
+    pub(crate) sink_acts: Mutex<Vec<(String, SinkAct, String)>>,
     pub(crate) query: Mutex<Result<Vec<(String, Value)>, QueryError>>,
     pub(crate) reload: Mutex<Result<String, String>>,
     pub(crate) mode: Mutex<Mode>,
@@ -205,6 +206,7 @@ impl Fake {
             submitted: Mutex::default(),
             acts: Mutex::default(),
             settled: Mutex::default(),
+            sink_acts: Mutex::default(),
             query: Mutex::new(Ok(vec![("status".into(), Value::Int(3))])),
             reload: Mutex::new(Ok("1 machine changed".into())),
             mode: Mutex::new(Mode::Normal),
@@ -316,6 +318,7 @@ impl Backend for Fake {
                 budget_bytes: 512 << 20,
                 commit: CommitNo(u64::MAX),
                 epoch: 7,
+                telemetry_dropped: 0,
             },
             machines: vec![MachineStatus {
                 name: "press-1".into(),
@@ -338,6 +341,13 @@ impl Backend for Fake {
                 backlog: (12, 3400, Some(stamp(-90).wall_us)),
                 counters: [10, 2, 1, 1, 5],
                 dead_letters: 2,
+                circuit: "retrying",
+                rates_milli: Some((10_500, 41_500)),
+                overtaking: true,
+                lanes: 4,
+                in_flight: 0,
+                resent: 1,
+                rewound: 0,
             }],
             counts: (1, 2, 3),
             alarms: vec![Alarm {
@@ -365,28 +375,63 @@ impl Backend for Fake {
     fn read_now(&self, _: String, _: Vec<String>) -> Reply<Result<Vec<TagStatus>, ReadError>> {
         ready(Err(ReadError::Device("press-1 does not answer".into())))
     }
-    fn dead_letters(&self, sink: String) -> Reply<Result<Vec<DeadLetter>, ReadError>> {
+    fn dead_letters(
+        &self,
+        sink: String,
+        after: Option<EventKey>,
+        limit: usize,
+    ) -> Reply<Result<Page<DeadLetter, EventKey>, ReadError>> {
         if sink != "mes" {
             return ready(Err(ReadError::NotFound(format!("no sink {sink:?}"))));
         }
-        ready(Ok(vec![DeadLetter {
-            sink,
-            event: event(1, 0, 42).1,
+        let letters = [42, 43, 44].map(|n| DeadLetter {
+            sink: sink.clone(),
+            event: event(1, 0, n).1,
             status: "conflict".into(),
             reason: "same key, other content".into(),
             kept: Some("{\"qty\":2}".into()),
-        }]))
+        });
+        let mut items: Vec<DeadLetter> = letters
+            .into_iter()
+            .filter(|letter| after.as_ref().is_none_or(|after| letter.event.key > *after))
+            .collect();
+        let more = items.len() > limit;
+        items.truncate(limit);
+        let next = items.last().filter(|_| more);
+        let next = next.map(|letter| letter.event.key.clone());
+        ready(Ok(Page { items, next }))
     }
     fn settle_dead_letter(
         &self,
         _: String,
         key: EventKey,
-        resend: bool,
+        how: Settlement,
         reason: String,
         _: Actor,
-    ) -> Reply<Result<(), Refusal>> {
-        self.settled.lock().unwrap().push((key, resend, reason));
-        ready(Ok(()))
+    ) -> Reply<Result<Option<EventKey>, Refusal>> {
+        let refused = key.sequence.0 == 44 && how == Settlement::Resend;
+        let correction = matches!(how, Settlement::Mend { .. }).then(|| event(1, 0, 99).1.key);
+        self.settled.lock().unwrap().push((key, how, reason));
+        ready(if refused {
+            Err(Refusal::InvalidArgument(InvalidArgument {
+                field: "key".into(),
+                found: "conflict again".into(),
+                expected: "an event that the sink takes".into(),
+            }))
+        } else {
+            Ok(correction)
+        })
+    }
+    fn act_on_sink(
+        &self,
+        sink: String,
+        act: SinkAct,
+        reason: String,
+        _: Actor,
+    ) -> Reply<Result<String, Refusal>> {
+        let mut acts = self.sink_acts.lock().unwrap();
+        acts.push((sink, act, reason));
+        ready(Ok("12 events are sent again".into()))
     }
     fn denied(&self, actor: Actor, action: String) -> Reply<()> {
         self.denied.lock().unwrap().push((actor, action));

@@ -332,6 +332,7 @@ async fn polls_are_merged_within_the_limits_and_a_missing_place_costs_only_itsel
                 at: scalar("D10", DataType::I16),
                 unit: None,
                 deadband: 0.0,
+                no_value: Vec::new(),
                 poll_ms: 100,
             },
         }];

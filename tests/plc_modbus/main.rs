@@ -6,3 +6,4 @@ mod exchange;
 mod mailbox;
 mod polling;
 mod server;
+mod sources;

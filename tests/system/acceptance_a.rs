@@ -268,7 +268,7 @@ async fn accepted_and_never_heard_of_again_is_unknown_at_its_timeout() {
 // covers: A15
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_replay_window_has_an_exact_end() {
-    let mut rig = Rig::new().await;
+    let mut rig = Rig::commissioned().await;
     rig.gateway_toml += "[replay]\nwindow = \"12m\"\n";
     rig.clock.freeze();
     rig.start_up().await;

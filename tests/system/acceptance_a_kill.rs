@@ -93,7 +93,7 @@ async fn verified(rig: &mut Rig, request: &Json, state: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_before_the_record_is_durable() {
     for link_up in [true, false] {
-        let mut rig = Rig::new().await;
+        let mut rig = Rig::commissioned().await;
         let request = rig.set_speed("OP7", 50);
         rig.env("HOLDFAST_KILL_AT", "op.before-commit");
         rig.start_up().await;
@@ -124,7 +124,7 @@ async fn killed_before_the_record_is_durable() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_after_the_record_is_durable_before_sending() {
     for in_time in [true, false] {
-        let mut rig = Rig::new().await;
+        let mut rig = Rig::commissioned().await;
         let request = rig.set_speed("OP7", 50);
         rig.env("HOLDFAST_KILL_AT", "op.queued.durable");
         rig.start_up().await;
@@ -149,14 +149,14 @@ async fn killed_after_the_record_is_durable_before_sending() {
 // covers: A10
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_after_sending_is_durable_before_the_first_byte() {
-    let mut rig = Rig::new().await;
+    let mut rig = Rig::commissioned().await;
     let request = eject(&rig, "OP7");
     die_at(&mut rig, "link.before-first-byte", &request).await;
     unknown_after_restart(&mut rig, &request).await;
     verified(&mut rig, &request, "not_executed").await;
     assert_eq!(rig.device.holding(200), 0);
 
-    let mut rig = Rig::new().await;
+    let mut rig = Rig::commissioned().await;
     let request = set_length(&rig, "OP7", 70_000);
     die_at(&mut rig, "link.before-first-byte", &request).await;
     unknown_after_restart(&mut rig, &request).await;
@@ -166,7 +166,7 @@ async fn killed_after_sending_is_durable_before_the_first_byte() {
 
 /// A link on which the bytes arrive and no reply leaves.
 async fn silent_rig(matching: Matching) -> Rig {
-    let mut rig = Rig::new().await;
+    let mut rig = Rig::commissioned().await;
     rig.machine_toml = rig
         .machine_toml
         .replace("timeout = \"300ms\"", "timeout = \"10s\"");
@@ -221,7 +221,7 @@ async fn killed_after_the_bytes_before_the_reply() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_after_the_reply_before_the_result_is_durable() {
     for point in ["link.after-reply", "op.completed.before-commit"] {
-        let mut rig = Rig::new().await;
+        let mut rig = Rig::commissioned().await;
         let request = eject(&rig, "OP7");
         die_at(&mut rig, point, &request).await;
         assert_eq!(rig.device.holding(200), 1);
@@ -229,7 +229,7 @@ async fn killed_after_the_reply_before_the_result_is_durable() {
         verified(&mut rig, &request, "completed").await;
         assert_eq!(rig.device.holding(200), 1);
 
-        let mut rig = Rig::new().await;
+        let mut rig = Rig::commissioned().await;
         let request = set_length(&rig, "OP7", 70_000);
         die_at(&mut rig, point, &request).await;
         assert_eq!(rig.device.effects_of_register(102), 1);
@@ -242,7 +242,7 @@ async fn killed_after_the_reply_before_the_result_is_durable() {
 // covers: A13
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_after_the_result_is_durable_before_the_caller_is_answered() {
-    let mut rig = Rig::new().await;
+    let mut rig = Rig::commissioned().await;
     let request = rig.set_speed("OP7", 50);
     die_at(&mut rig, "op.completed.durable", &request).await;
     assert_eq!(rig.speed_writes(), 1);

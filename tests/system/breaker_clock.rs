@@ -51,8 +51,8 @@ async fn a_clock_that_is_set_half_a_century_ahead_forgets_nobody() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_is_far_ahead_for_a_moment_brings_no_request_back_to_life() {
     let mut rig = Rig::new().await;
-    let request = rig.set_speed("OP7", 50);
     rig.start_up().await;
+    let request = rig.set_speed("OP7", 50);
     let (_, first) = rig.submit_wait(&request).await;
     assert_eq!(first["state"], "completed", "{first}");
     rig.clock.step_wall(20 * YEARS_MS);

@@ -12,13 +12,13 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 /// A file system of its own; gone when dropped.
-struct SmallDisk {
+pub(crate) struct SmallDisk {
     dir: TempDir,
 }
 
 impl SmallDisk {
     /// In memory.
-    fn new(mebibytes: u32) -> Self {
+    pub(crate) fn new(mebibytes: u32) -> Self {
         let dir = tempfile::Builder::new().prefix("hfdisk").tempdir().unwrap();
         let size = format!("size={mebibytes}m");
         run("mount", &["-t", "tmpfs", "-o", &size, "tmpfs"], dir.path());
@@ -37,7 +37,7 @@ impl SmallDisk {
         std::fs::remove_file(&image).unwrap();
         Self { dir }
     }
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }
     fn filler(&self) -> PathBuf {
@@ -48,7 +48,7 @@ impl SmallDisk {
         stat.f_bavail * stat.f_frsize
     }
     /// Somebody else takes the room, but for so much.
-    fn fill(&self, leave_bytes: u64) {
+    pub(crate) fn fill(&self, leave_bytes: u64) {
         let mut file = std::fs::File::options()
             .create(true)
             .append(true)
@@ -61,7 +61,7 @@ impl SmallDisk {
             }
         }
     }
-    fn make_room(&self) {
+    pub(crate) fn make_room(&self) {
         std::fs::remove_file(self.filler()).unwrap();
     }
 }

@@ -278,6 +278,14 @@ impl Rig {
         }
     }
 
+    /// The press, stopped; it ran before, so that requests made from now on are not older than its journal.
+    pub(crate) async fn commissioned() -> Self {
+        let mut rig = Self::new().await;
+        rig.start().await;
+        assert!(rig.stop().await.success());
+        rig
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }

@@ -11,14 +11,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 /// A stream whose writes fail once the other side has taken nothing for so long.
-pub(super) struct Patience<S> {
+pub struct Patience<S> {
     stream: S,
     limit: Duration,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Patience<S> {
-    pub(super) fn new(stream: S, limit: Duration) -> Self {
+    /// With a limit on how long the other side may take nothing.
+    #[must_use]
+    pub fn new(stream: S, limit: Duration) -> Self {
         Self {
             stream,
             limit,

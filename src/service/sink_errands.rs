@@ -1,0 +1,216 @@
+//! Owns: what people ask of sinks: settling dead letters, trying again, going back.
+//! May call: the gate, the engine's inbox, the sink tasks, the journal's reader.
+//! Never: drop, mend or send again without a record of who and why.
+
+use super::backend::Gate;
+use super::engine::Message;
+use super::sink_task::SinkErrand;
+use crate::api::backend::{RewindTo, Settlement, SinkAct};
+use crate::core::gateway::{Correction, Refusal};
+use crate::core::ids::EventKey;
+use crate::core::intent::InvalidArgument;
+use crate::core::lifecycle::Actor;
+use crate::core::record::{DeadLetter, Position, Record};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// Longest wait for a sink's answer to what a person asks, in milliseconds.
+const ERRAND_MS_MAX: u64 = 20_000;
+
+fn invalid(field: &str, found: impl Into<String>, expected: &str) -> Refusal {
+    Refusal::InvalidArgument(InvalidArgument {
+        field: field.into(),
+        found: found.into(),
+        expected: expected.into(),
+    })
+}
+
+impl Gate {
+    fn errands(&self, sink: &str) -> Result<&mpsc::Sender<SinkErrand>, Refusal> {
+        let mut sinks = self.inner().sinks.iter();
+        let found = sinks.find(|(shared, _)| shared.name == sink);
+        let found = found.map(|(_, errands)| errands);
+        found.ok_or_else(|| invalid("sink", format!("{sink:?}"), "the name of a configured sink"))
+    }
+
+    async fn run_errand<T>(
+        &self,
+        sink: &str,
+        errand: impl FnOnce(oneshot::Sender<T>) -> SinkErrand,
+    ) -> Result<T, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        let asked = async {
+            self.errands(sink)?
+                .send(errand(reply))
+                .await
+                .map_err(|_| Refusal::Stopping)?;
+            answer.await.map_err(|_| Refusal::Stopping)
+        };
+        let limit = Duration::from_millis(ERRAND_MS_MAX);
+        tokio::time::timeout(limit, asked)
+            .await
+            .unwrap_or_else(|_| {
+                let found = format!("{sink:?} is busy with a batch that it does not answer");
+                Err(invalid(
+                    "sink",
+                    found,
+                    "a sink that answers; try again later",
+                ))
+            })
+    }
+
+    async fn keep_record(&self, record: Record) -> Result<(), Refusal> {
+        let kept = self.ask(|reply| Message::Keep(Box::new(record), reply));
+        kept.await.ok_or(Refusal::Stopping)
+    }
+
+    pub(super) async fn settle(
+        &self,
+        sink: String,
+        key: EventKey,
+        how: Settlement,
+        reason: String,
+        actor: Actor,
+    ) -> Result<Option<EventKey>, Refusal> {
+        self.errands(&sink)?;
+        let wanted = (sink.clone(), key.clone());
+        let letter = self
+            .read(move |reader| reader.dead_letter(&wanted.0, &wanted.1))
+            .await
+            .map_err(|error| Refusal::StoreUnavailable(error.to_string()))?;
+        let expected = "the key of a dead letter of this sink";
+        let letter = letter.ok_or_else(|| invalid("key", key.to_string(), expected))?;
+        if reason.trim().is_empty() && how != Settlement::Resend {
+            return Err(invalid(
+                "reason",
+                "nothing",
+                "why, for those who read it later",
+            ));
+        }
+        let how = match how {
+            Settlement::Resend => {
+                let asked = Box::new(letter.clone());
+                let taken = self.run_errand(&sink, |reply| SinkErrand::Resend(asked, reply));
+                taken
+                    .await?
+                    .map_err(|why| invalid("key", why, "an event that the sink takes"))?;
+                "resent"
+            }
+            Settlement::Drop => "dropped",
+            Settlement::Mend { body, qty } => {
+                return self.mend(letter, body, qty, reason, actor).await.map(Some);
+            }
+        };
+        let record = Record::DeadLetterSettled {
+            sink,
+            key,
+            how: how.to_owned(),
+            actor,
+            reason,
+        };
+        self.keep_record(record).await.map(|()| None)
+    }
+
+    async fn mend(
+        &self,
+        letter: DeadLetter,
+        body: serde_json::Value,
+        qty: Option<i64>,
+        reason: String,
+        actor: Actor,
+    ) -> Result<EventKey, Refusal> {
+        // What a malformed event had is in no books; a conflict's key already counts with something there.
+        let qty = match (qty, letter.status.as_str()) {
+            (Some(qty), _) => qty,
+            (None, "malformed") => letter.event.qty,
+            (None, _) => {
+                let expected = "how many are to be counted beside what the sink already holds under this key; 0 for none";
+                return Err(invalid("qty", "nothing", expected));
+            }
+        };
+        let correction = Box::new(Correction {
+            letter,
+            body,
+            qty,
+            reason,
+            actor,
+        });
+        let key = self.ask(|reply| Message::Correct(correction, reply)).await;
+        key.ok_or(Refusal::Stopping)
+    }
+
+    pub(super) async fn act_on(
+        &self,
+        sink: String,
+        act: SinkAct,
+        reason: String,
+        actor: Actor,
+    ) -> Result<String, Refusal> {
+        self.errands(&sink)?;
+        let audit = |action: String, result: String| Record::Audit {
+            actor: actor.clone(),
+            action,
+            result,
+        };
+        match act {
+            SinkAct::Resume => {
+                let record = audit(
+                    format!("resume sink {sink}: {reason}"),
+                    "tried again".into(),
+                );
+                self.keep_record(record).await?;
+                let was = self.run_errand(&sink, SinkErrand::Resume).await?;
+                Ok(format!("tried again now; it was: {was}"))
+            }
+            SinkAct::Rewind(to) => {
+                let place = self.place_of(&to).await?;
+                let words = match &to {
+                    RewindTo::Key(key) => key.to_string(),
+                    RewindTo::Time(us) => crate::core::event::rfc3339(*us),
+                };
+                // On record first: a rewind that is not done harms nobody, one without a record does.
+                let action = format!("rewind sink {sink} to {words}: {reason}");
+                self.keep_record(audit(action, "asked for".into())).await?;
+                let went = self.run_errand(&sink, |reply| SinkErrand::Rewind(place, reply));
+                let events = went
+                    .await?
+                    .map_err(|why| invalid("to", why, "an event that this sink has finished"))?;
+                // The journal takes messages in their order: once this is durable the cursor is, too.
+                let result = format!("{events} events are sent again");
+                self.keep_record(audit(format!("rewind sink {sink}"), result.clone()))
+                    .await?;
+                Ok(result)
+            }
+        }
+    }
+
+    /// The place before the first event that is to be sent again.
+    async fn place_of(&self, to: &RewindTo) -> Result<Position, Refusal> {
+        let wanted = to.clone();
+        let found = self.read(move |reader| match wanted {
+            RewindTo::Key(key) => reader.position_of(&key),
+            RewindTo::Time(wall_us) => reader.place_before(wall_us).map(Some),
+        });
+        let found = found
+            .await
+            .map_err(|error| Refusal::StoreUnavailable(error.to_string()))?;
+        let expected =
+            "an event that the journal still keeps ([journal] keep_events says for how long)";
+        match (to, found) {
+            (RewindTo::Key(key), None) => Err(invalid("to", key.to_string(), expected)),
+            (RewindTo::Key(_), Some(at)) => Ok(before(at)),
+            (RewindTo::Time(_), found) => Ok(found.unwrap_or_default()),
+        }
+    }
+}
+
+/// The place before `at`.
+fn before(at: Position) -> Position {
+    match at.index.checked_sub(1) {
+        Some(index) => Position { no: at.no, index },
+        None => Position {
+            no: crate::core::ids::CommitNo(at.no.0.saturating_sub(1)),
+            index: u32::MAX,
+        },
+    }
+}
