@@ -251,10 +251,12 @@ impl Rig {
         Self::with(PRESS, PRESS_SIM).await
     }
 
-    /// A machine file (with `ADDRESS` in it) and a simulator file.
+    /// A machine file (with `ADDRESS` in it) and a simulator file; `RIG_DIR` in both is the test's directory.
     pub(crate) async fn with(machine_toml: &str, sim_toml: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
-        let spec = SimulatorSpec::from_toml(sim_toml).expect("the simulator's file is good");
+        let here = |text: &str| text.replace("RIG_DIR", &dir.path().display().to_string());
+        let (machine_toml, sim_toml) = (here(machine_toml), here(sim_toml));
+        let spec = SimulatorSpec::from_toml(&sim_toml).expect("the simulator's file is good");
         let simulator = Simulator::start(spec).await.unwrap();
         let socket = dir.path().join("api.sock");
         let machine_toml = machine_toml.replace("ADDRESS", &simulator.address().to_string());
