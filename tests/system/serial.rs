@@ -95,8 +95,8 @@ async fn commands_go_over_a_serial_line_and_end_as_the_device_proves() {
     rig.device
         .set_fault(Fault::next(Matching::Writes, Act::DropReply));
     let request = rig.request("S3", "set_length", json!({ "length": 70_000 }));
-    let (_, unknown) = rig.submit_wait(&request).await;
-    assert_eq!(unknown["state"], "outcome_unknown", "{unknown}");
+    rig.submit(&request).await;
+    rig.until_state("S3", "outcome_unknown").await;
     assert_eq!(rig.device.holding_u32(102), 70_000);
     rig.until_link("up").await;
     // Asked again it is not done again.
@@ -341,10 +341,11 @@ async fn a_broadcast_is_sent_once_reaches_all_and_is_never_called_done() {
         ("words", json!({ "a": 5, "b": 6 }), 16),
     ];
     for (n, (command, args, _)) in cases.iter().enumerate() {
-        let mut request = rig.request(&format!("B{n}"), command, args.clone());
+        let id = format!("B{n}");
+        let mut request = rig.request(&id, command, args.clone());
         request["machine"] = "all".into();
-        let (_, unknown) = rig.submit_wait(&request).await;
-        assert_eq!(unknown["state"], "outcome_unknown", "{unknown}");
+        rig.submit(&request).await;
+        let unknown = rig.until_state(&id, "outcome_unknown").await;
         assert!(
             unknown["reason"]
                 .as_str()
