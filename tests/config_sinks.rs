@@ -330,3 +330,66 @@ fn each_wrong_value_is_named_at_its_place() {
         );
     }
 }
+
+// covers: CFG-04
+#[test]
+fn a_receiver_at_a_broker_is_read_or_refused_with_the_place() {
+    let dir = TempDir::new().unwrap();
+    let load = |mqtt: &str| {
+        let path = dir.path().join("receiver.toml");
+        let head = "schema = 1\nlisten = \"127.0.0.1:8443\"\n[database]\nurl = \"postgres://w@127.0.0.1/books\"\n[mqtt]\n";
+        std::fs::write(&path, format!("{head}{mqtt}")).unwrap();
+        holdfast::config::load_receiver(&path)
+    };
+    let topics = "topic = \"plant/{gateway}/events\"\nack_topic = \"plant/{gateway}/acks\"\n";
+    let good = load(&format!(
+        "url = \"mqtts://r@broker.plant\"\n{topics}group = \"books\"\nsession = \"1h\"\n"
+    ));
+    let good = good.unwrap_or_else(|problems| panic!("{problems:?}"));
+    assert!(
+        good.gateways.is_empty(),
+        "who comes over the broker needs no token here"
+    );
+    let mqtt = good.mqtt.unwrap();
+    assert_eq!(
+        (mqtt.group.as_deref(), mqtt.session_s),
+        (Some("books"), 3_600)
+    );
+    for (text, says) in [
+        (topics.to_owned(), "url"),
+        (
+            format!("url = \"mqtt://broker.plant\"\n{topics}"),
+            "TLS to another computer",
+        ),
+        (
+            format!("url = \"mqtts://r:hunter2@broker.plant\"\n{topics}"),
+            "password",
+        ),
+        (
+            "url = \"mqtts://b\"\ntopic = \"plant/events\"\nack_topic = \"plant/{gateway}/acks\"\n"
+                .into(),
+            "{gateway}",
+        ),
+        (
+            "url = \"mqtts://b\"\ntopic = \"plant/{gateway}\"\nack_topic = \"plant/{gateway}\"\n"
+                .into(),
+            "apart",
+        ),
+        (format!("url = \"mqtts://b\"\n{topics}qos = 2\n"), "qos"),
+    ] {
+        let problems = load(&text).expect_err(&text);
+        let said: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        assert!(
+            said.iter().any(|line| line.contains(says)),
+            "{text}: {said:?}"
+        );
+        assert!(
+            said.iter().all(|line| line.contains("receiver.toml")),
+            "{said:?}"
+        );
+        assert!(
+            said.iter().all(|line| !line.contains("hunter2")),
+            "{said:?}"
+        );
+    }
+}

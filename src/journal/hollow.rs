@@ -238,11 +238,14 @@ fn may_go(record: &Record) -> bool {
     }
 }
 
+/// Events and bytes.
+type Size = (u64, u64);
+
 /// One slice.
 struct Work<'a> {
     store: &'a Store,
     /// Commit, events and bytes before, events and bytes after.
-    strides: Vec<(u64, (u64, u64), (u64, u64))>,
+    strides: Vec<(u64, Size, Size)>,
     run: Option<Run>,
     grown: bool,
     /// Commits that the run has taken in since it was last written.
@@ -289,7 +292,7 @@ impl Work<'_> {
     }
 
     /// The run takes in what follows it.
-    fn extend(&mut self, head: &Head, through: u64, before: (u64, u64)) {
+    fn extend(&mut self, head: &Head, through: u64, before: Size) {
         let first = self.run.map_or(head.no, |run| run.first);
         if self.run.is_some() || head.kind != Kind::Hollow {
             self.grown = true;
@@ -335,7 +338,7 @@ impl Work<'_> {
     }
 }
 
-fn size(head: &Head, body: &[u8]) -> (u64, u64) {
+fn size(head: &Head, body: &[u8]) -> Size {
     let bytes = body.len() + HEAD_BYTES * usize::from(head.parts);
     (u64::from(head.events), bytes as u64)
 }

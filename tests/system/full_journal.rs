@@ -244,10 +244,11 @@ async fn numbers_at_the_edges_of_32_53_and_63_bits_arrive_digit_by_digit() {
     for edge in EDGES {
         for sequence in [edge - 1, edge, edge + 1] {
             for epoch in [edge - 1, edge] {
+                let (epoch, sequence) = (epoch.to_string(), sequence.to_string());
                 let is = |event: &&Json| {
                     event["source"] == format!("source-{edge}")
-                        && event["epoch"] == epoch.to_string()
-                        && event["sequence"] == sequence.to_string()
+                        && event["epoch"] == *epoch
+                        && event["sequence"] == *sequence
                 };
                 assert_eq!(lines.iter().filter(is).count(), 1, "{epoch}/{sequence}");
                 assert_eq!(events.iter().filter(is).count(), 1, "{epoch}/{sequence}");

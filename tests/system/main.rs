@@ -19,13 +19,16 @@ mod field_frames;
 mod field_keep;
 mod field_link;
 mod field_time;
+mod forwarding;
 mod full_journal;
 mod harness;
 #[path = "../receiver/client.rs"]
 mod http_client;
 mod identity;
 mod kill_rounds;
+mod link_kind;
 mod load;
+mod melsec;
 mod mosquitto_server;
 mod mqtt_books;
 mod mqtt_chain;

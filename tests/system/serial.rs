@@ -24,7 +24,7 @@ fn line_sim(rtu: &str) -> String {
 }
 
 async fn rig(link: &str, rtu: &str) -> Rig {
-    Rig::with(&on_line(link), &line_sim(rtu)).await
+    Rig::over_as_is(&on_line(link), &line_sim(rtu)).await
 }
 
 /// Machines of their own for further units on the same line.
@@ -117,7 +117,7 @@ async fn an_adapter_pulled_out_and_put_back_fifty_times_is_found_each_time() {
     let machine = on_line(&link)
         .replace("reconnect_min = \"50ms\"\nreconnect_max = \"200ms\"\n", "")
         .replace("poll = \"100ms\"", "poll = \"20ms\"");
-    let mut rig = Rig::with(&machine, &line_sim("")).await;
+    let mut rig = Rig::over_as_is(&machine, &line_sim("")).await;
     rig.start_up().await;
     for round in 0..50 {
         rig.cut().await;
@@ -168,7 +168,7 @@ async fn three_silent_units_of_ten_cost_the_others_no_cycle() {
         .collect();
     let line = "baud = 115200\nsettle = \"100ms\"\ntimeout = \"150ms\"";
     let machine = on_line(line).replace("\nunit = 1\ntimeout = \"300ms\"", "\nunit = 1");
-    let mut rig = Rig::with(&machine, &line_sim(&also)).await;
+    let mut rig = Rig::over_as_is(&machine, &line_sim(&also)).await;
     add_units(&mut rig, 2..=10, line, "500ms");
     let units: Vec<Device> = rig.simulator.units().to_vec();
     let silent = [4, 7, 10];
@@ -231,7 +231,7 @@ async fn on_a_line_full_of_polls_a_command_waits_for_one_request_at_a_time() {
     // So slow that seven polls take longer than their cycle.
     let line = "baud = 9600\nsettle = \"60ms\"\ntimeout = \"2s\"";
     let machine = on_line(line).replace("\nunit = 1\ntimeout = \"300ms\"", "\nunit = 1");
-    let mut rig = Rig::with(&machine, &line_sim(&also)).await;
+    let mut rig = Rig::over_as_is(&machine, &line_sim(&also)).await;
     add_units(&mut rig, 2..=8, line, "10ms");
     let units: Vec<Device> = rig.simulator.units().to_vec();
     rig.start_up().await;

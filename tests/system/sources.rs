@@ -503,7 +503,7 @@ ready = "coil:20"
 ack = "coil:21"
 item = "holding:220"
 data = "holding:222"
-every = "25ms"
+every = "60ms"
 [[ring]]
 head = "holding:400"
 base = "holding:402"
@@ -512,7 +512,7 @@ words = 4
 every = "15ms"
 "#;
 /// Kills of the busy machine's gateway.
-const BUSY_ROUNDS: u64 = 15;
+const BUSY_ROUNDS: u64 = 10;
 
 // covers: REL-01, EVT-02, EVT-03, EVT-04
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
