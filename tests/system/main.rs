@@ -39,6 +39,7 @@ mod postgres_server;
 mod postgres_sink;
 mod receiver;
 mod scene_c;
+mod serial;
 mod smoke;
 mod sources;
 mod systemd_notify;
