@@ -14,6 +14,7 @@ mod breaker_clock;
 mod cut_proxy;
 mod demo;
 mod disk_full;
+mod exercise_books;
 mod field_bus;
 mod field_common;
 mod field_config;
