@@ -43,11 +43,11 @@ data = [{ name = "code", word = 2 }, { name = "place", word = 3 }]
 poll = "20ms"
 "#;
 
-/// The count wraps at 16 bits after 736 pieces.
+/// The count wraps at 16 bits after 236 pieces.
 pub(crate) const SOURCES_SIM: &str = r#"
 [[pieces]]
 at = "holding:600"
-start = 64800
+start = 65300
 [[handshake]]
 ready = "coil:20"
 ack = "coil:21"
@@ -170,6 +170,8 @@ pub(crate) struct Line {
     pub(crate) rig: Rig,
     /// Items of the handshake that a journal of a killed gateway held.
     items: BTreeSet<u64>,
+    /// Entries of the ring likewise.
+    entries: u64,
     /// Keys likewise.
     keys: BTreeSet<String>,
     /// Deaths by kill point.
@@ -189,6 +191,7 @@ impl Line {
         Self {
             rig,
             items: BTreeSet::new(),
+            entries: 0,
             keys: BTreeSet::new(),
             deaths: BTreeMap::new(),
         }
@@ -212,6 +215,16 @@ impl Line {
             device.present(0, 2);
             device.log_entries(0, 3);
             device.make_pieces(0, 11);
+        }
+    }
+
+    /// ... and goes on without looking, as far as its ring holds what nobody has read yet.
+    fn press_on(&self, random: &mut Random) {
+        self.make();
+        let device = &self.rig.device;
+        device.make_pieces(0, 1 + random.below(2));
+        if (device.entries(0).len() as u64) < self.entries + RING_BACKLOG_MAX {
+            device.log_entries(0, random.below(3));
         }
     }
 
@@ -263,9 +276,12 @@ impl Line {
                 let source = key["source"].as_str().unwrap();
                 self.keys
                     .insert(format!("{source}/{}/{}", key["epoch"], key["sequence"]));
-                if event["event_type"] == "unit.done" {
-                    let body: Json = serde_json::from_str(event["body"].as_str().unwrap()).unwrap();
-                    self.items.insert(body["item"].as_u64().unwrap());
+                let body: Json = serde_json::from_str(event["body"].as_str().unwrap()).unwrap();
+                let number = |name: &str| body[name].as_u64().unwrap();
+                match event["event_type"].as_str().unwrap() {
+                    "unit.done" => _ = self.items.insert(number("item")),
+                    "log.entry" => self.entries = self.entries.max(number("entry")),
+                    _ => {}
                 }
             }
         }
@@ -462,6 +478,9 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
+/// Entries that the device logs at most before somebody has read them: less than its ring holds.
+const RING_BACKLOG_MAX: u64 = 3_000;
+
 /// What fails around the gateway while it runs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Around {
@@ -503,9 +522,8 @@ impl Around {
 
 /// Runs it among faults until it dies at a point, or is killed at a moment, that chance has chosen.
 async fn round(line: &mut Line, random: &mut Random, around: &mut Around, database: &Database<'_>) {
-    let points: Vec<&str> = WHILE_RUNNING.to_vec();
     if random.one_in(2) {
-        let point = points[random.below(points.len() as u64) as usize];
+        let point = WHILE_RUNNING[random.below(WHILE_RUNNING.len() as u64) as usize];
         let name = point.split(':').next().unwrap();
         let nth = 1 + random.below(12);
         line.rig.env("HOLDFAST_KILL_AT", &format!("{name}:{nth}"));
@@ -525,7 +543,7 @@ async fn round(line: &mut Line, random: &mut Random, around: &mut Around, databa
             around.strike(random, line, database).await;
             strike = Instant::now() + Duration::from_millis(random.below(500));
         }
-        line.make();
+        line.press_on(random);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     line.rig.kill();

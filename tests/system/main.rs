@@ -24,6 +24,7 @@ mod harness;
 #[path = "../receiver/client.rs"]
 mod http_client;
 mod identity;
+mod identity_books;
 mod kill_events;
 mod kill_rounds;
 mod load;
