@@ -81,6 +81,15 @@ async fn twins(database: &Database<'_>) -> i64 {
     database.number(sql).await
 }
 
+/// Entries that the books have more than once, as docs/sources.md finds them.
+async fn told_again(database: &Database<'_>) -> Vec<i64> {
+    let sql = "SELECT (body::jsonb ->> 'entry')::bigint AS entry, count(*) AS times FROM holdfast.events \
+        WHERE source = 'press-1' AND type = 'log.entry' GROUP BY 1 HAVING count(*) > 1 ORDER BY 1";
+    let rows = database.query(sql).await.into_iter();
+    rows.map(|row| row[0].as_ref().unwrap().parse().unwrap())
+        .collect()
+}
+
 // covers: B11, EVT-02, F131
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_journal_restored_from_an_old_copy_gives_the_books_no_key_twice() {
@@ -114,6 +123,12 @@ async fn a_journal_restored_from_an_old_copy_gives_the_books_no_key_twice() {
         no_key_meant_two_things(&database, &given).await;
         // Three starts came from one state, and the books show it.
         assert_eq!(twins(&database).await, 1);
+        // An item that was acknowledged does not come again. Of a ring's entries those come again that the copy did
+        // not know, and their own numbers tell.
+        let items = line.rig.device.items(0).len() as i64;
+        let total = "SELECT qty FROM holdfast.total WHERE type = 'unit.done'";
+        assert_eq!(database.number(total).await, items);
+        assert_eq!(told_again(&database).await, (4..=12).collect::<Vec<_>>());
     }
 }
 

@@ -594,4 +594,9 @@ async fn killed_at_random_with_link_and_database_failing_each_piece_counts_once(
         database.counters().await,
     );
     assert!(done >= rounds.min(5), "too few rounds: {done}");
+    let struck = around.link_cuts + around.connections_lost + around.servers_killed;
+    assert!(
+        u64::from(struck) >= done / 4,
+        "too little failed: {around:?}"
+    );
 }
