@@ -28,6 +28,8 @@ mod harness;
 #[path = "../receiver/client.rs"]
 mod http_client;
 mod identity;
+mod identity_books;
+mod kill_events;
 mod kill_rounds;
 mod link_kind;
 mod load;
