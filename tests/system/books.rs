@@ -187,7 +187,7 @@ pub(crate) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
     }
 }
 
-// covers: B4
+// covers: B4, ING-06
 #[tokio::test]
 async fn killed_before_the_commit_leaves_nothing_and_is_sent_again() {
     for version in VERSIONS {
@@ -205,8 +205,12 @@ async fn killed_before_the_commit_leaves_nothing_and_is_sent_again() {
         assert!(books.broken());
         rival.batch_execute("ROLLBACK").await.unwrap();
         assert_eq!((database.rows().await, database.total().await), (0, 0));
+        // Two deliveries were rolled back: the next connection has them counted.
+        let uncounted = books.uncounted();
         let mut books = Books::connect(&database.writer()).await.unwrap();
+        books.count_too(uncounted);
         assert_eq!(enter(&mut books, &rows).await, "aa");
+        assert_eq!(database.counters().await, [4, 2, 0, 0, 0, 2]);
         assert_eq!(
             (
                 database.rows().await,

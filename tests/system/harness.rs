@@ -252,7 +252,8 @@ impl Rig {
         Self::with(PRESS, PRESS_SIM).await
     }
 
-    /// A machine file (with `ADDRESS` in it) and a simulator file, over the link that the environment names.
+    /// A machine file (with `ADDRESS` in it) and a simulator file, over the link that the environment names; `RIG_DIR`
+    /// in both is the test's directory.
     pub(crate) async fn with(machine_toml: &str, sim_toml: &str) -> Self {
         Self::over(LinkKind::from_env(), machine_toml, sim_toml).await
     }
@@ -265,7 +266,9 @@ impl Rig {
     /// Both files as they are.
     pub(crate) async fn over_as_is(machine_toml: &str, sim_toml: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
-        let spec = SimulatorSpec::from_toml(sim_toml).expect("the simulator's file is good");
+        let here = |text: &str| text.replace("RIG_DIR", &dir.path().display().to_string());
+        let (machine_toml, sim_toml) = (here(machine_toml), here(sim_toml));
+        let spec = SimulatorSpec::from_toml(&sim_toml).expect("the simulator's file is good");
         let simulator = Simulator::start(spec).await.unwrap();
         let socket = dir.path().join("api.sock");
         let machine_toml = machine_toml.replace("ADDRESS", &simulator.address().to_string());
@@ -404,11 +407,16 @@ impl Rig {
         }
     }
 
-    /// Ends it as the service manager would.
-    pub(crate) async fn stop(&mut self) -> ExitStatus {
+    /// Tells it to end, as the service manager would.
+    pub(crate) fn terminate(&self) {
         let child = self.gateway.as_ref().expect("it was started");
         let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// Ends it as the service manager would.
+    pub(crate) async fn stop(&mut self) -> ExitStatus {
+        self.terminate();
         self.until_dead().await
     }
 

@@ -8,10 +8,10 @@ use serde_json::{Value as Json, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-const COMPUTER: &str = "HOLDFAST_TEST_COMPUTER";
+pub(crate) const COMPUTER: &str = "HOLDFAST_TEST_COMPUTER";
 /// An image carries its machine id along, and leaves the cards behind.
-const FIRST: &str = "id1 mac=02:00:00:00:00:01";
-const SECOND: &str = "id1 mac=02:00:00:00:00:02";
+pub(crate) const FIRST: &str = "id1 mac=02:00:00:00:00:01";
+pub(crate) const SECOND: &str = "id1 mac=02:00:00:00:00:02";
 
 pub(crate) fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();

@@ -2,13 +2,18 @@
 //! May call: nothing.
 //! Never: change what a machine or its PLC does.
 
-/// The environment variable that runs the whole suite over another protocol: `mc-3e`, `mc-4e-ascii-udp` …
+/// The environment variable that runs the whole suite over another protocol: `modbus-rtu`,
+/// `modbus-rtu-over-tcp`, `mc-3e`, `mc-4e-ascii-udp` …
 pub(crate) const LINK_ENV: &str = "HOLDFAST_TEST_LINK";
 
 /// How the machine is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkKind {
     ModbusTcp,
+    /// RTU frames, on a pseudo-terminal or over TCP.
+    Rtu {
+        tcp: bool,
+    },
     /// 3E or 4E over Ethernet.
     Mc {
         frame: &'static str,
@@ -23,19 +28,27 @@ impl LinkKind {
         let name = std::env::var(LINK_ENV).unwrap_or_default();
         let mut parts = name.split('-');
         match (parts.next(), parts.next()) {
+            (Some("modbus"), Some("rtu")) => Self::Rtu {
+                tcp: name.contains("over-tcp"),
+            },
             (Some("" | "modbus"), _) => Self::ModbusTcp,
             (Some("mc"), Some(frame @ ("3e" | "4e"))) => Self::Mc {
                 frame: if frame == "3e" { "3e" } else { "4e" },
                 ascii: name.contains("ascii"),
                 udp: name.contains("udp"),
             },
-            _ => panic!("{LINK_ENV}={name}: expected mc-3e or mc-4e, with -ascii and -udp"),
+            _ => panic!(
+                "{LINK_ENV}={name}: expected modbus-rtu, modbus-rtu-over-tcp, or mc-3e or mc-4e with -ascii and -udp"
+            ),
         }
     }
 
     /// A machine's file for Modbus TCP, as it is over this link. Wider values keep their high word first, so that
     /// the PLC's tables look alike.
     pub(crate) fn machine(self, modbus: &str) -> String {
+        if let Self::Rtu { tcp } = self {
+            return rtu_machine(modbus, tcp);
+        }
         let Self::Mc { frame, ascii, udp } = self else {
             return modbus.to_owned();
         };
@@ -66,12 +79,29 @@ impl LinkKind {
 
     /// A simulated PLC's file, as it is over this link.
     pub(crate) fn simulator(self, modbus: &str) -> String {
+        if let Self::Rtu { tcp } = self {
+            let port = if tcp { "" } else { "pty = \"RIG_DIR/com1\"\n" };
+            return format!("{modbus}\n[rtu]\n{port}");
+        }
         let Self::Mc { frame, ascii, udp } = self else {
             return modbus.to_owned();
         };
         let code = if ascii { "ascii" } else { "binary" };
         format!("{modbus}\n[mc]\nframe = \"{frame}\"\ncode = \"{code}\"\nudp = {udp}\n")
     }
+}
+
+/// A machine's file for Modbus TCP with its link on a line of RTU frames.
+fn rtu_machine(modbus: &str, tcp: bool) -> String {
+    let found = "protocol = \"modbus-tcp\"\naddress = \"ADDRESS\"";
+    assert!(modbus.contains(found), "{modbus}");
+    let link = match tcp {
+        true => "protocol = \"modbus-rtu-over-tcp\"\naddress = \"ADDRESS\"",
+        false => {
+            "protocol = \"modbus-rtu\"\nserial = \"RIG_DIR/com1\"\nbaud = 115200\nparity = \"none\""
+        }
+    };
+    modbus.replace(found, &format!("{link}\nsettle = \"60ms\""))
 }
 
 /// `holding:100` is D100, and so on, as the simulated CPU shows its tables.

@@ -216,6 +216,11 @@ impl PostgresServer {
         }
     }
 
+    /// After [`Self::kill`] or [`Self::stop`], until it is started again.
+    pub(crate) fn is_killed(&self) -> bool {
+        self.process.lock().unwrap().is_none()
+    }
+
     /// As its administrator would stop it in a hurry: sessions are ended, a checkpoint is written.
     pub(crate) fn stop(&self) {
         if let Some(mut child) = self.process.lock().unwrap().take() {
