@@ -1076,7 +1076,7 @@ fn secrets_do_not_stand_in_the_file() {
 // covers: CFG-01
 #[test]
 fn what_this_version_does_not_have_is_refused_by_name() {
-    for protocol in ["modbus-rtu", "mc-3c"] {
+    for protocol in ["mc-3c", "mc-4c"] {
         machine_refused(
             "\"modbus-tcp\"",
             &format!("{protocol:?}"),

@@ -6,8 +6,10 @@ use super::link::Reach;
 use super::point::{self, Claim, overlap};
 use super::reader::{Node, Table, show_duration};
 use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS};
+use crate::core::serial::Way;
 use crate::core::spec::{
-    Address, Area, Completion, DataType, MachineSpec, MailboxSpec, Tag, TagGroup,
+    Action, Address, Area, Completion, DataType, LinkSpec, MachineSpec, MailboxSpec, Tag, TagGroup,
+    Verify,
 };
 use std::ops::Range;
 
@@ -238,6 +240,12 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
     if has_effects && spec.gate.identity.is_none() {
         warn("no gate identity: commands cannot tell a replaced device or program".into());
     }
+    if let Some(path) = changing_name(spec) {
+        warn(format!(
+            "{path} may be another adapter after a restart: name it by /dev/serial/by-id or by-path, and give the \
+             gate an identity"
+        ));
+    }
     if has_effects && spec.gate.interlocks.is_empty() {
         warn("no interlocks in the gate".into());
     }
@@ -274,6 +282,81 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
             "polls every {poll} but a reply may take {timeout}: some will be skipped"
         ));
     }
+}
+
+/// Unit 0 is all devices on the line, and none of them answers: it can only be written to (F031).
+pub(super) fn broadcast(root: &Table<'_>, spec: &MachineSpec) {
+    if !spec.link.is_broadcast() {
+        return;
+    }
+    let gate = &spec.gate;
+    let gated = gate.identity.is_some()
+        || gate.config_version.is_some()
+        || gate.mode.is_some()
+        || !gate.interlocks.is_empty();
+    let mut reads = Vec::new();
+    reads.extend(gated.then(|| "the gate".to_owned()));
+    reads.extend(spec.mailbox.is_some().then(|| "the mailbox".to_owned()));
+    reads.extend(spec.tags.iter().map(|tag| format!("tag {:?}", tag.name)));
+    reads.extend(
+        spec.events
+            .iter()
+            .map(|e| format!("event {:?}", e.event_type)),
+    );
+    for row in &spec.commands {
+        let (name, done) = (&row.name, &row.completion);
+        if !matches!(row.action, Action::Write { .. }) {
+            reads.push(format!("command {name:?}, which reads"));
+        } else if !matches!(done, Completion::None | Completion::Reply) {
+            reads.push(format!("command {name:?}, whose completion is read"));
+        } else if row.verify != Verify::Manual {
+            reads.push(format!(
+                "command {name:?}, whose verify is {:?}",
+                row.verify.name()
+            ));
+        }
+    }
+    if !reads.is_empty() {
+        root.report(
+            "link.unit",
+            &format!("unit 0 (broadcast) with {}", reads.join(", ")),
+            "only commands that write one frame, with verify = \"manual\": nothing answers a broadcast, so nothing \
+             can be read",
+            Some("give the reading parts a machine of their own with the device's unit".into()),
+        );
+    }
+}
+
+/// What is wrong with two machines on one line, in plain words.
+pub(super) fn line_conflict(one: &MachineSpec, other: &MachineSpec) -> Option<String> {
+    let line = |spec: &MachineSpec| match &spec.link {
+        LinkSpec::ModbusRtu(link) => match &link.way {
+            Way::Serial(line) => Some((line.clone(), link.echo)),
+            Way::Tcp { .. } => None,
+        },
+        LinkSpec::ModbusTcp(_) | LinkSpec::Mc(_) => None,
+    };
+    let ((one_line, one_echo), (line, echo)) = (line(one)?, line(other)?);
+    let differs = one_line.path == line.path && (one_line != line || one_echo != echo);
+    differs.then(|| {
+        format!(
+            "other settings for {} than machine {:?} has",
+            line.path, other.name
+        )
+    })
+}
+
+/// A name that the kernel gives in the order in which adapters are found.
+fn changing_name(spec: &MachineSpec) -> Option<&str> {
+    let LinkSpec::ModbusRtu(link) = &spec.link else {
+        return None;
+    };
+    let Way::Serial(line) = &link.way else {
+        return None;
+    };
+    let changing = ["/dev/ttyUSB", "/dev/ttyACM"];
+    let named = changing.iter().any(|name| line.path.starts_with(name));
+    named.then_some(line.path.as_str())
 }
 
 /// The longest that a request to any of the machines can be under way, and whose it is (CAP-03).

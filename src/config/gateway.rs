@@ -77,7 +77,11 @@ pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<
             Some("remove it".into()),
         );
     }
-    let machines = machines(&root, path, &gateway, &mut others, &mut warnings);
+    let home = Home {
+        gateway: &gateway,
+        board: board.as_ref(),
+    };
+    let machines = machines(&root, path, &home, &mut others, &mut warnings);
     let (journal_budget_bytes, keep_events_ms) = journal(&root);
     let (replay_window_ms, replay_retention_ms) = replay(&root, &machines);
     let (machine_rate, total_rate) = recovery(&root);
@@ -111,7 +115,7 @@ pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<
 fn machines(
     root: &Table<'_>,
     gateway_file: &Path,
-    gateway: &str,
+    home: &Home<'_>,
     others: &mut Vec<Problem>,
     warnings: &mut Vec<String>,
 ) -> Vec<MachineSpec> {
@@ -144,7 +148,7 @@ fn machines(
             );
             continue;
         }
-        match machine::read(&file, &Home { gateway }) {
+        match machine::read(&file, home) {
             Ok(machine) => {
                 let name = machine.spec.name.clone();
                 if specs.iter().any(|other| other.name == name) {
@@ -154,11 +158,24 @@ fn machines(
                         Some(format!("change name in {text}")),
                     );
                 }
-                if name == gateway {
+                if name == home.gateway {
                     item.problem(
                         format!("a machine named {name:?}, like the gateway"),
                         "two names: both are sources of events, whose keys must not meet",
                         Some(format!("change name in {text}")),
+                    );
+                }
+                let conflicts = specs.iter();
+                if let Some(found) = conflicts
+                    .filter_map(|other| check::line_conflict(&machine.spec, other))
+                    .next()
+                {
+                    let expected =
+                        "one speed, one character format and one echo for everybody on a line";
+                    item.problem(
+                        found,
+                        expected,
+                        Some(format!("make them the same in {text}")),
                     );
                 }
                 warnings.extend(machine.warnings.iter().map(|w| format!("{name}: {w}")));

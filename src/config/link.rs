@@ -1,14 +1,16 @@
 //! Owns: reading how a machine is reached: protocol, address, times, and what one request may hold.
-//! May call: reader; core types.
+//! May call: reader; board (the names of serial ports); core types.
 //! Never: take a MELSEC family for granted: it decides which output an address means (F062).
 
 use super::problem::Dialect;
 use super::reader::{Node, Table};
+use crate::board::{BoardProfile, SerialPort};
 use crate::core::melsec::{Code, Family, Frame, McLink, Route, Transport};
 use crate::core::serial::{ModbusRtu, Parity, SerialLine, Way};
 use crate::core::spec::{LinkSpec, ModbusTcp};
 use rust_decimal::prelude::ToPrimitive;
 use std::net::Ipv4Addr;
+use std::path::Path;
 
 /// Longest period or wait on a link, in milliseconds.
 pub const LINK_MS_MAX: u64 = 3_600_000;
@@ -21,6 +23,8 @@ pub const READ_REGISTERS_MAX: u16 = 125;
 /// Most words in one read or write of MC protocol (SH-080008, 8.1).
 pub const MC_WORDS_MAX: u16 = 960;
 
+/// Longest path of a serial port.
+const PATH_BYTES_MAX: usize = 4_096;
 /// Least settle time unless the file says otherwise, in milliseconds.
 pub(super) const SETTLE_MS_MIN_DEFAULT: u64 = 100;
 const SERIAL_EXPECTED: &str = "the serial port: a name of the board profile such as \"com1\", or a path such as \"/dev/serial/by-id/…\"";
@@ -88,7 +92,7 @@ const PROTOCOLS: [(&str, Protocol); 5] = [
 ];
 
 /// Reads `[link]`, and tells the document how its addresses are written.
-pub(super) fn link(root: &Table<'_>) -> Option<LinkSpec> {
+pub(super) fn link(root: &Table<'_>, board: Option<&BoardProfile>) -> Option<LinkSpec> {
     let table = root.need("link", "a table [link]")?.table()?;
     let expected =
         "\"modbus-tcp\", \"modbus-rtu\", \"modbus-rtu-over-tcp\", \"mc-3e\" or \"mc-4e\"";
@@ -107,7 +111,7 @@ pub(super) fn link(root: &Table<'_>) -> Option<LinkSpec> {
     let link = match protocol.choice(&PROTOCOLS)? {
         Protocol::ModbusTcp => modbus_tcp(&table).map(LinkSpec::ModbusTcp),
         Protocol::ModbusRtu => {
-            let line = serial_line(&table).map(Way::Serial);
+            let line = serial_line(&table, board).map(Way::Serial);
             modbus_rtu(&table, line).map(LinkSpec::ModbusRtu)
         }
         Protocol::ModbusRtuOverTcp => {
@@ -148,9 +152,9 @@ fn modbus_tcp(table: &Table<'_>) -> Option<ModbusTcp> {
 }
 
 /// A port of this computer and how its line is driven.
-fn serial_line(table: &Table<'_>) -> Option<SerialLine> {
+fn serial_line(table: &Table<'_>, board: Option<&BoardProfile>) -> Option<SerialLine> {
     let path = table.need("serial", SERIAL_EXPECTED);
-    let path = path.and_then(|node| serial_path(&node));
+    let path = path.and_then(|node| serial_path(&node, board));
     let baud = table.need("baud", "the line's speed in bits per second, such as 9600");
     let baud = baud.and_then(|node| node.integer(300, 4_000_000));
     let parities = [
@@ -177,12 +181,27 @@ fn serial_line(table: &Table<'_>) -> Option<SerialLine> {
 }
 
 /// The device file, and whether its driver must be told to switch an RS-485 line.
-fn serial_path(node: &Node<'_>) -> Option<(String, bool)> {
+fn serial_path(node: &Node<'_>, board: Option<&BoardProfile>) -> Option<(String, bool)> {
     let text = node.text()?;
-    match text.starts_with('/') && text.len() <= 4_096 && !text.contains('\0') {
-        true => Some((text.to_owned(), false)),
-        false => node.wrong(SERIAL_EXPECTED, None),
+    if text.starts_with('/') && text.len() <= PATH_BYTES_MAX && !text.contains('\0') {
+        let known = board.and_then(|board| {
+            let mut ports = board.serial.values();
+            ports.find(|port| port.device == Path::new(text))
+        });
+        let rs485 = known.is_some_and(SerialPort::kernel_rs485);
+        return Some((text.to_owned(), rs485));
     }
+    // A profile that could not be read has been reported; its names are not known.
+    let board = board?;
+    if let Some(port) = board.serial.get(text) {
+        return Some((port.device.display().to_string(), port.kernel_rs485()));
+    }
+    let names: Vec<&str> = board.serial.keys().map(String::as_str).collect();
+    let names = match names.as_slice() {
+        [] => format!("board {:?} names no serial port: write a path", board.name),
+        names => format!("board {:?} has {}", board.name, names.join(", ")),
+    };
+    node.wrong(SERIAL_EXPECTED, Some(names))
 }
 
 fn modbus_rtu(table: &Table<'_>, way: Option<Way>) -> Option<ModbusRtu> {

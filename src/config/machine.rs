@@ -6,6 +6,7 @@ use super::link::{Reach, link};
 use super::problem::{Doc, Problem};
 use super::reader::{Node, Table, tables};
 use super::{check, command, event, point};
+use crate::board::BoardProfile;
 use crate::core::spec::{
     Area, DataType, GateSpec, IdentityCheck, Interlock, MachineSpec, MailboxSpec, ModbusArea,
     ModeCheck, Scalar, Tag, TagGroup, WordOrder,
@@ -23,6 +24,8 @@ pub const ENTRIES_MAX: usize = 2_000;
 pub(super) struct Home<'a> {
     /// The gateway's name: owner by default.
     pub(super) gateway: &'a str,
+    /// Knows what its serial ports are called; `None` where its profile has problems of its own.
+    pub(super) board: Option<&'a BoardProfile>,
 }
 
 /// One machine, and what is odd about it without being wrong.
@@ -50,7 +53,7 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
     let name = name_node.and_then(|node| point::plain_name(&node));
     let owner = root.get("owner").map(|node| point::plain_name(&node));
     let read_only = root.get("read_only").and_then(|node| node.boolean());
-    let link = link(&root);
+    let link = link(&root, home.board);
     let mut claims = Vec::new();
     let gate = gate(&root, &mut claims);
     let reach = Reach::of(link.as_ref());
@@ -94,6 +97,7 @@ fn machine<'a>(doc: &'a Doc, entries: &'a DeTable<'a>, home: &Home<'_>) -> Optio
         commands,
         mailbox,
     };
+    check::broadcast(&root, &spec);
     check::odd(&spec, home.gateway, &mut warnings);
     Some(Machine { spec, warnings })
 }

@@ -64,8 +64,8 @@ pub(super) fn label(node: &Node<'_>, chars_max: usize) -> Option<String> {
 pub(super) fn address(node: &Node<'_>) -> Option<Address> {
     let text = node.text()?;
     match node.doc.dialect.get() {
-        Dialect::Modbus => modbus_address(node, &text),
-        Dialect::Melsec { family, code } => melsec_address(node, &text, family, code),
+        Dialect::Modbus => modbus_address(node, text),
+        Dialect::Melsec { family, code } => melsec_address(node, text, family, code),
     }
 }
 

@@ -18,7 +18,6 @@ pub mod mailbox;
 pub mod melsec;
 pub mod numbering;
 pub mod outbox;
-mod outbox_ranges;
 mod outcome;
 pub mod policy;
 pub mod record;

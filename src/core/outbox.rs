@@ -1,6 +1,6 @@
 //! Owns: one sink's progress through the events: what to read, what to send next, what an answer finishes,
 //! when to try again (FWD-01 to FWD-05).
-//! May call: record, time, jitter, `outbox_ranges`.
+//! May call: record, time, jitter, and the files below.
 //! Never: reach a sink; call an event finished that no answer named; let one sink's state depend on
 //! another's.
 //!
@@ -24,78 +24,30 @@
 //! What is finished is a watermark plus the ranges finished beyond it, so a restart resends only what was
 //! never finished, however far ahead the second track is.
 
-use super::ids::CommitNo;
+mod lanes;
+mod ranges;
+mod sayings;
+mod tracks;
+
 use super::jitter::Jitter;
-use super::outbox_ranges::Merger;
 use super::record::{
     Ahead, CursorRecord, DeadLetter, EventRecord, Position, SinkRecord, TEXT_BYTES_MAX,
 };
-use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, elapsed_ns};
+use super::time::Now;
+pub use lanes::{BACKLOG_SHARE_ONE_IN, PROBE_EVENTS_MAX};
+use lanes::{LaneState, Outcome};
+pub use sayings::{Circuit, KEPT_BYTES_MAX, Verdict};
+use sayings::{bounded, dead_letter};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Excluded, Unbounded};
+pub use tracks::{LIVE_AGE_MS_MAX, Want};
+use tracks::{Slot, Track, weight};
 
 /// Most events of one track that may be looked at beyond what is finished; bounds the cursor's record.
 pub const WINDOW_EVENTS_MAX: usize = 10_000;
 /// Most events in one batch.
 pub const BATCH_EVENTS_MAX: usize = 1_000;
-/// Events sent to a failing sink to find out whether it is back.
-pub const PROBE_EVENTS_MAX: usize = 1;
 /// Longest wait before a retry that a configuration or a sink may ask for, in milliseconds.
 pub const BACKOFF_MS_MAX: u64 = 15 * 60 * 1000;
-/// Most bytes kept of what a sink says it holds under a key.
-pub const KEPT_BYTES_MAX: usize = 64 * 1024;
-/// An event that has waited for so long is backlog, and what is new does not queue behind it, in milliseconds.
-pub const LIVE_AGE_MS_MAX: u64 = 10_000;
-/// While fresh events and backlog both wait, one in so many of a batch is backlog.
-pub const BACKLOG_SHARE_ONE_IN: usize = 4;
-/// A second track is not begun anew while so many finished ranges stand.
-const AHEAD_RANGES_MAX: usize = 64;
-/// Bytes that an event takes besides its texts, roughly.
-const EVENT_OVERHEAD_BYTES: usize = 256;
-
-/// What a sink said of one event (FWD-02).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Taken, for the first time. Finishes the event.
-    Accepted,
-    /// Taken before, with the same content. Finishes the event.
-    Duplicate,
-    /// The key is taken by other content. Goes to the dead letters.
-    Conflict {
-        /// In plain words.
-        reason: String,
-        /// What the sink holds under the key, if it said.
-        kept: Option<String>,
-    },
-    /// Never takeable as it is. Goes to the dead letters.
-    Malformed {
-        /// In plain words.
-        reason: String,
-    },
-    /// Not now. The same event is sent again under the same key.
-    Retry {
-        /// In plain words.
-        reason: String,
-        /// The sink asks to be left alone for so long (`Retry-After`), in milliseconds.
-        after_ms: Option<u64>,
-    },
-    /// Not until a person has mended something, such as a missing table or permission. Counted as a retry.
-    Stop {
-        /// What must be mended, in plain words.
-        reason: String,
-    },
-}
-
-impl Verdict {
-    /// Not now, and no wish about when.
-    #[must_use]
-    pub fn retry(reason: impl Into<String>) -> Self {
-        Self::Retry {
-            reason: reason.into(),
-            after_ms: None,
-        }
-    }
-}
 
 /// Bounds of one sink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,18 +101,6 @@ impl OutboxConfig {
     }
 }
 
-/// What to read next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Want {
-    /// Events behind this place.
-    pub after: Position,
-    /// At most so many.
-    pub events_max: usize,
-    /// At most so many bytes, or one event.
-    pub bytes_max: usize,
-    live: bool,
-}
-
 /// Events handed out together. Comes back through [`Outbox::answered`], whatever became of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
@@ -172,113 +112,6 @@ pub struct Batch {
     pub sent_ns: u64,
     /// Oldest first in each track, the fresh ones before the backlog.
     pub events: Vec<(Position, EventRecord)>,
-}
-
-/// Whether a sink can be reached, for `status`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Circuit {
-    /// It answers.
-    Ok,
-    /// It does not take events at the moment.
-    Retrying {
-        /// Since when.
-        since: Stamp,
-        /// Next try, on the boot clock.
-        next_ns: u64,
-        /// Failed tries in a row.
-        failures: u32,
-        /// What the last one said.
-        reason: String,
-    },
-    /// No try is made until somebody mends something.
-    Stopped {
-        /// Since when.
-        since: Stamp,
-        /// What must be mended.
-        reason: String,
-    },
-}
-
-impl Circuit {
-    /// `ok`, `retrying` or `stopped`.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Retrying { .. } => "retrying",
-            Self::Stopped { .. } => "stopped",
-        }
-    }
-
-    /// One line for a technician.
-    #[must_use]
-    pub fn describe(&self, now: &Now) -> String {
-        match self {
-            Self::Ok => "ok".into(),
-            Self::Retrying {
-                since,
-                next_ns,
-                failures,
-                reason,
-            } => format!(
-                "retrying for {} s ({failures} tries), next in {} s: {reason}",
-                elapsed_ns(since, now) / NS_PER_S,
-                next_ns.saturating_sub(now.boottime_ns).div_ceil(NS_PER_S),
-            ),
-            Self::Stopped { since, reason } => format!(
-                "stopped {} s ago: {reason}",
-                elapsed_ns(since, now) / NS_PER_S
-            ),
-        }
-    }
-}
-
-/// Where one event beyond the watermark stands.
-#[derive(Clone, Debug)]
-enum Slot {
-    Waiting(EventRecord),
-    InFlight,
-    Finished,
-    /// Everything from here to its place was finished before it was read.
-    Passed(Ahead),
-}
-
-/// What is known of the log, as far as one track goes.
-#[derive(Clone, Copy, Debug)]
-struct Track {
-    /// It holds what lies behind this place, up to where the next one starts.
-    start: Position,
-    /// No event of the track up to here is missing in `slots`.
-    known_to: Position,
-    /// How many of its events are in `slots`.
-    events: usize,
-    /// Of the second track: everything up to here is finished, and how many that is.
-    through: Position,
-    passed: u64,
-}
-
-impl Track {
-    fn at(start: Position) -> Self {
-        Self {
-            start,
-            known_to: start,
-            events: 0,
-            through: start,
-            passed: 0,
-        }
-    }
-}
-
-#[derive(Clone, Debug, Default)]
-struct LaneState {
-    waiting: BTreeSet<Position>,
-    busy: bool,
-    /// Fresh events sent in a row while backlog waited, where a batch is one event.
-    live_run: usize,
-    /// Failed tries in a row.
-    failures: u32,
-    next_ns: u64,
-    trouble: Option<(Stamp, String)>,
 }
 
 /// One sink's progress. See the head of this file.
@@ -311,14 +144,6 @@ pub struct Outbox {
     /// When the sink last took something.
     ok_ns: Option<u64>,
     jitter: Jitter,
-}
-
-/// What became of a batch, for the circuit.
-struct Outcome {
-    lane: usize,
-    sent_ns: u64,
-    finished: usize,
-    failure: Option<(String, u64)>,
 }
 
 impl Outbox {
@@ -407,306 +232,11 @@ impl Outbox {
         self.in_flight.len()
     }
 
-    /// Whether the sink answers; the worst lane, if only some do.
-    #[must_use]
-    pub fn circuit(&self) -> Circuit {
-        let lanes = self.lanes.iter().enumerate();
-        let worst = lanes.max_by_key(|(_, lane)| lane.failures);
-        match (&self.circuit, worst) {
-            (Circuit::Ok, Some((number, lane))) if lane.failures > 0 => {
-                let Some((since, reason)) = &lane.trouble else {
-                    return Circuit::Ok;
-                };
-                let which = match self.lanes.len() {
-                    1 => String::new(),
-                    lanes => format!("lane {} of {lanes}: ", number + 1),
-                };
-                Circuit::Retrying {
-                    since: *since,
-                    next_ns: lane.next_ns,
-                    failures: lane.failures,
-                    reason: format!("{which}{reason}"),
-                }
-            }
-            _ => self.circuit.clone(),
-        }
-    }
-
     /// Tries made, one an event: the sum of the counters, which exclude each other (FWD-05).
     #[must_use]
     pub fn attempts(&self) -> u64 {
         let c = &self.cursor;
         c.accepted + c.duplicates + c.conflicts + c.malformed + c.retries
-    }
-
-    /// What to read next, if there is room for it; the log is durable up to `head`. Comes back through
-    /// [`Outbox::offer`].
-    #[must_use]
-    pub fn want(&self, head: CommitNo) -> Option<Want> {
-        if matches!(self.circuit, Circuit::Stopped { .. })
-            || self.bytes >= self.config.window_bytes_max
-        {
-            return None;
-        }
-        let wanted = |live: bool, track: &Track, end: Position| {
-            let room = self.config.window_events_max.saturating_sub(track.events);
-            // Read by the batch, not by the event.
-            let enough = self
-                .config
-                .batch_events_max
-                .min(self.config.window_events_max / 2);
-            (track.known_to < end && room > 0 && room >= enough).then(|| Want {
-                after: track.known_to,
-                events_max: room,
-                bytes_max: self.config.window_bytes_max - self.bytes,
-                live,
-            })
-        };
-        let live = self.live.as_ref();
-        let fresh = live.and_then(|track| wanted(true, track, end_of(head)));
-        let end = live.map_or(end_of(head), |live| live.start);
-        fresh.or_else(|| wanted(false, &self.backlog, end))
-    }
-
-    /// Takes the events that were read for `want`, in the order of the log, none left out that still exists;
-    /// `read_to` if the log was read to that commit's end.
-    pub fn offer(
-        &mut self,
-        want: &Want,
-        events: Vec<(Position, EventRecord)>,
-        read_to: Option<CommitNo>,
-    ) {
-        let end = match (&self.live, want.live) {
-            (Some(live), false) => live.start,
-            _ => Position::MAX,
-        };
-        let Some(mut track) = self.track(want.live).filter(|t| t.known_to == want.after) else {
-            return;
-        };
-        let mut complete = read_to.map(end_of);
-        for (position, event) in events {
-            if position > end {
-                complete = Some(end);
-                break;
-            }
-            if position > track.known_to {
-                track.known_to = self.learn(position, event, &mut track.events);
-            }
-        }
-        track.known_to = track.known_to.max(complete.unwrap_or_default().min(end));
-        // Ranges that were passed without meeting an event of theirs: the journal keeps none of it any more.
-        let known_to = track.known_to;
-        let (from, to) = (want.after, known_to);
-        self.ahead
-            .retain(|_, range| range.to <= from || range.to > to);
-        match &mut self.live {
-            Some(live) if want.live => *live = track,
-            _ => self.backlog = track,
-        }
-        self.advance();
-    }
-
-    fn track(&self, live: bool) -> Option<Track> {
-        if live { self.live } else { Some(self.backlog) }
-    }
-
-    /// Files one event that was read; up to where the log is known then.
-    fn learn(&mut self, position: Position, event: EventRecord, events: &mut usize) -> Position {
-        let before = self.ahead.range(..=position).next_back();
-        if let Some(range) = before.map(|(_, range)| *range)
-            && range.to >= position
-        {
-            self.ahead.remove(&range.from);
-            self.slots.insert(range.to, Slot::Passed(range));
-            return range.to;
-        }
-        *events += 1;
-        // One that was under way when its track was given up is there already.
-        if !self.slots.contains_key(&position) {
-            self.bytes += weight(&event);
-            let lane = lane_of(&event.key.source, self.lanes.len());
-            self.lanes[lane].waiting.insert(position);
-            self.slots.insert(position, Slot::Waiting(event));
-        }
-        position
-    }
-
-    /// Lets fresh events overtake if what waits is old; the log is durable up to `head`.
-    pub fn split_if_old(&mut self, now: &Now, head: CommitNo) {
-        if !self.config.live || self.circuit != Circuit::Ok || self.ahead.len() >= AHEAD_RANGES_MAX
-        {
-            return;
-        }
-        let track = self.live.unwrap_or(self.backlog);
-        let behind = (Excluded(track.start), Unbounded);
-        let firsts = self
-            .lanes
-            .iter()
-            .filter_map(|lane| lane.waiting.range(behind).next());
-        let Some(Slot::Waiting(oldest)) = firsts.min().and_then(|first| self.slots.get(first))
-        else {
-            return;
-        };
-        let age_us = now.wall_us.saturating_sub(oldest.wall_us);
-        let soon_gone =
-            track.events <= self.config.batch_events_max && track.known_to >= end_of(head);
-        if age_us < i64::try_from(LIVE_AGE_MS_MAX * 1_000).unwrap_or(i64::MAX) || soon_gone {
-            return;
-        }
-        if self.live.is_some() {
-            self.give_up_live();
-        }
-        self.live = Some(Track::at(end_of(head)));
-    }
-
-    /// The second track has become backlog itself: what it finished is kept, the rest is read again in turn.
-    fn give_up_live(&mut self) {
-        let ranges = self.ranges();
-        let Some(live) = self.live.take() else { return };
-        self.ahead = ranges
-            .into_iter()
-            .filter(|range| range.to > self.backlog.known_to)
-            .map(|range| (range.from, range))
-            .collect();
-        let known_to = self.backlog.known_to;
-        let bytes = &mut self.bytes;
-        let lanes = &mut self.lanes;
-        self.slots.retain(|position, slot| match slot {
-            _ if *position <= known_to => true,
-            Slot::InFlight => true,
-            Slot::Waiting(event) if *position > live.start => {
-                *bytes -= weight(event);
-                for lane in lanes.iter_mut() {
-                    lane.waiting.remove(position);
-                }
-                false
-            }
-            Slot::Waiting(_) => true,
-            Slot::Finished | Slot::Passed(_) => false,
-        });
-    }
-
-    /// What to send now, if anything.
-    pub fn next_batch(&mut self, now: &Now) -> Option<Batch> {
-        let (lane, room) = self.free_lane(now)?;
-        let events = self.fill(lane, room);
-        self.lanes[lane].busy = true;
-        self.next_lane = lane + 1;
-        self.last_batch += 1;
-        self.in_flight.insert(self.last_batch);
-        Some(Batch {
-            id: self.last_batch,
-            lane,
-            sent_ns: now.boottime_ns,
-            events,
-        })
-    }
-
-    /// A lane that has something to send and may, and how many events that may be.
-    fn free_lane(&self, now: &Now) -> Option<(usize, usize)> {
-        // After one failure the whole batch is tried again; what fails twice in a row is probed, so that a
-        // large batch is not sent over and over to nobody.
-        let room = |failures: u32| match failures {
-            0 | 1 => self.config.batch_events_max,
-            _ => PROBE_EVENTS_MAX,
-        };
-        let count = self.lanes.len();
-        let mut order = (0..count).map(|n| (self.next_lane + n) % count);
-        match &self.circuit {
-            Circuit::Stopped { .. } => None,
-            Circuit::Retrying {
-                next_ns, failures, ..
-            } => {
-                let due = now.boottime_ns >= *next_ns && self.in_flight.is_empty();
-                let lane = order.find(|n| {
-                    let lane = &self.lanes[*n];
-                    !lane.busy && !lane.waiting.is_empty()
-                });
-                lane.filter(|_| due).map(|n| (n, room(*failures)))
-            }
-            Circuit::Ok => order
-                .find(|n| {
-                    let lane = &self.lanes[*n];
-                    !lane.busy && !lane.waiting.is_empty() && lane.next_ns <= now.boottime_ns
-                })
-                .map(|n| (n, room(self.lanes[n].failures))),
-        }
-    }
-
-    /// Takes a batch out of what waits for the lane.
-    fn fill(&mut self, number: usize, room: usize) -> Vec<(Position, EventRecord)> {
-        let start = self.live.map_or(Position::MAX, |live| live.start);
-        let lane = &mut self.lanes[number];
-        let fresh = lane.waiting.range((Excluded(start), Unbounded)).next();
-        let both = fresh.is_some() && lane.waiting.first().is_some_and(|first| *first <= start);
-        let share = match room {
-            _ if !both => room,
-            1 => usize::from(lane.live_run + 1 < BACKLOG_SHARE_ONE_IN),
-            _ => room - room.div_ceil(BACKLOG_SHARE_ONE_IN),
-        };
-        lane.live_run = if both && share == 1 {
-            lane.live_run + 1
-        } else {
-            0
-        };
-        let bytes_max = self.config.batch_bytes_max;
-        let mut events = Vec::new();
-        let fresh_bytes_max = if both {
-            bytes_max - bytes_max / BACKLOG_SHARE_ONE_IN
-        } else {
-            bytes_max
-        };
-        let mut bytes = 0;
-        self.take(
-            number,
-            (start, Position::MAX),
-            share,
-            (&mut bytes, fresh_bytes_max),
-            &mut events,
-        );
-        self.take(
-            number,
-            (Position::default(), start),
-            room,
-            (&mut bytes, bytes_max),
-            &mut events,
-        );
-        self.bytes -= bytes;
-        events
-    }
-
-    /// Moves what waits behind `span.0`, up to `span.1`, into `events`, until there are `count` or `bytes_max`
-    /// is reached.
-    fn take(
-        &mut self,
-        lane: usize,
-        span: (Position, Position),
-        count: usize,
-        (bytes, bytes_max): (&mut usize, usize),
-        events: &mut Vec<(Position, EventRecord)>,
-    ) {
-        let waiting = &mut self.lanes[lane].waiting;
-        while events.len() < count {
-            let next = waiting.range((Excluded(span.0), Unbounded)).next().copied();
-            let Some(position) = next.filter(|next| *next <= span.1) else {
-                return;
-            };
-            let Some(slot) = self.slots.get_mut(&position) else {
-                waiting.remove(&position);
-                continue;
-            };
-            if let Slot::Waiting(event) = slot
-                && !events.is_empty()
-                && *bytes + weight(event) > bytes_max
-            {
-                return;
-            }
-            waiting.remove(&position);
-            if let Slot::Waiting(event) = std::mem::replace(slot, Slot::InFlight) {
-                *bytes += weight(&event);
-                events.push((position, event));
-            }
-        }
     }
 
     /// Takes what the sink said of `batch`, in its order; the dead letters that come of it. An event that no
@@ -759,29 +289,10 @@ impl Outbox {
         dead_letters
     }
 
-    /// Takes a lane for something else than a batch, if it is free.
-    pub fn hold(&mut self, lane: usize) -> bool {
-        let free = self.lanes.get_mut(lane).filter(|lane| !lane.busy);
-        free.map(|lane| lane.busy = true).is_some()
-    }
-
-    /// The lane that was held is free again.
-    pub fn release(&mut self, lane: usize) {
-        if let Some(lane) = self.lanes.get_mut(lane) {
-            lane.busy = false;
-        }
-    }
-
     fn wait_again(&mut self, lane: usize, position: Position, event: EventRecord) {
         self.bytes += weight(&event);
         self.lanes[lane].waiting.insert(position);
         self.slots.insert(position, Slot::Waiting(event));
-    }
-
-    /// The way of a source's events.
-    #[must_use]
-    pub fn lane_of(&self, source: &str) -> usize {
-        lane_of(source, self.lanes.len())
     }
 
     /// Takes what the sink said of a dead letter that somebody sent again (FWD-06): the letter as it now
@@ -839,115 +350,6 @@ impl Outbox {
         }
     }
 
-    /// When something that waits for a retry may next be sent, on the boot clock.
-    #[must_use]
-    pub fn next_ns(&self) -> Option<u64> {
-        match &self.circuit {
-            Circuit::Retrying { next_ns, .. } => Some(*next_ns),
-            Circuit::Stopped { .. } => None,
-            Circuit::Ok => {
-                let failing = self
-                    .lanes
-                    .iter()
-                    .filter(|lane| lane.failures > 0 && !lane.busy);
-                failing.map(|lane| lane.next_ns).min()
-            }
-        }
-    }
-
-    /// What is finished beyond the watermark.
-    fn ranges(&self) -> Vec<Ahead> {
-        let live = self.live;
-        let mut merger = Merger::default();
-        if let Some(live) = live.filter(|live| live.passed > 0) {
-            merger.add(Ahead {
-                from: live.start,
-                to: live.through,
-                events: live.passed,
-            });
-        }
-        for range in self.ahead.values() {
-            merger.add(*range);
-        }
-        // Neighbours in `slots` are neighbours in the log where all of it is known.
-        let whole = |position: Position| match live {
-            Some(live) if position > live.start => (position <= live.known_to).then_some(true),
-            _ => (position <= self.backlog.known_to).then_some(false),
-        };
-        let mut last = None;
-        for (position, slot) in &self.slots {
-            let here = whole(*position);
-            let joins = last.is_some() && last == here;
-            last = here;
-            let range = match slot {
-                Slot::Waiting(_) | Slot::InFlight => {
-                    last = None;
-                    continue;
-                }
-                Slot::Passed(range) => *range,
-                Slot::Finished => Ahead {
-                    from: *position,
-                    to: *position,
-                    events: 1,
-                },
-            };
-            if joins {
-                merger.extend(range);
-            } else {
-                merger.add(range);
-            }
-        }
-        merger.sorted()
-    }
-
-    /// Moves the watermark, and the second track's beginning, over everything that is finished without a hole.
-    fn advance(&mut self) {
-        while let Some(first) = self.slots.first_entry()
-            && *first.key() <= self.backlog.known_to
-        {
-            match first.get() {
-                Slot::Finished => self.backlog.events = self.backlog.events.saturating_sub(1),
-                Slot::Passed(_) => {}
-                Slot::Waiting(_) | Slot::InFlight => break,
-            }
-            self.cursor.through = first.remove_entry().0;
-        }
-        let Some(mut live) = self.live.take() else {
-            return;
-        };
-        while let Some((position, slot)) =
-            self.slots.range((Excluded(live.start), Unbounded)).next()
-            && *position <= live.known_to
-        {
-            match slot {
-                Slot::Finished => {
-                    live.events = live.events.saturating_sub(1);
-                    live.passed += 1;
-                }
-                Slot::Passed(range) => live.passed += range.events,
-                Slot::Waiting(_) | Slot::InFlight => break,
-            }
-            live.through = *position;
-            self.slots.remove(&live.through);
-        }
-        let drained = self.backlog.known_to >= live.start
-            && self
-                .slots
-                .first_key_value()
-                .is_none_or(|(first, _)| *first > live.start);
-        if !drained {
-            self.live = Some(live);
-            return;
-        }
-        if live.passed > 0 {
-            self.cursor.through = live.through;
-        }
-        self.backlog = Track {
-            start: Position::default(),
-            ..live
-        };
-    }
-
     fn count(&mut self, verdict: &Verdict) {
         let counter = match verdict {
             Verdict::Accepted => &mut self.cursor.accepted,
@@ -958,141 +360,8 @@ impl Outbox {
         };
         *counter += 1;
     }
-
-    /// Opens or closes the circuit, and the lane's own, after a batch.
-    fn judge(&mut self, now: &Now, outcome: Outcome) {
-        let Outcome {
-            lane,
-            sent_ns,
-            finished,
-            failure,
-        } = outcome;
-        if finished > 0 {
-            self.ok_ns = Some(now.boottime_ns);
-        }
-        // A sink that took part of the batch is there.
-        let is_back = finished > 0 && sent_ns >= self.failed_ns;
-        if is_back && matches!(self.circuit, Circuit::Retrying { .. }) {
-            self.circuit = Circuit::Ok;
-        }
-        let Some((reason, asked_ms)) = failure else {
-            if finished > 0 {
-                self.lanes[lane].forget_failures();
-            }
-            return;
-        };
-        let failures = match finished {
-            0 => self.lanes[lane].failures.saturating_add(1),
-            _ => 1,
-        };
-        let reason = bounded(&reason, TEXT_BYTES_MAX);
-        let alone = finished > 0 || self.ok_ns.is_some_and(|ok_ns| ok_ns > sent_ns);
-        let (before, first_since) = match &self.circuit {
-            Circuit::Stopped { .. } => return,
-            Circuit::Ok => (0, *now),
-            // Sent before the failure that is known: the same outage, not another try.
-            Circuit::Retrying { .. } if sent_ns <= self.failed_ns => return,
-            Circuit::Retrying {
-                failures, since, ..
-            } => (*failures, *since),
-        };
-        let tries = if alone {
-            failures
-        } else {
-            before.saturating_add(1)
-        };
-        let wait_ms = self.jittered_ms(tries).max(asked_ms.min(BACKOFF_MS_MAX));
-        let next_ns = now
-            .boottime_ns
-            .saturating_add(wait_ms.saturating_mul(NS_PER_MS));
-        if alone {
-            let lane = &mut self.lanes[lane];
-            lane.failures = failures;
-            lane.next_ns = next_ns;
-            let since = lane.trouble.take().map_or(*now, |(since, _)| since);
-            lane.trouble = Some((since, reason));
-            return;
-        }
-        self.failed_ns = now.boottime_ns;
-        self.circuit = Circuit::Retrying {
-            since: first_since,
-            next_ns,
-            failures: tries,
-            reason,
-        };
-    }
-
-    /// Full jitter: anything from 1 ms to the exponential bound, so that gateways which lost the same
-    /// sink do not come back to it together.
-    fn jittered_ms(&mut self, failures: u32) -> u64 {
-        let doublings = failures.saturating_sub(1).min(32);
-        let bound = self
-            .config
-            .backoff_ms_min
-            .saturating_mul(1 << doublings)
-            .min(self.config.backoff_ms_max);
-        1 + self.jitter.below(bound)
-    }
-}
-
-impl LaneState {
-    fn forget_failures(&mut self) {
-        self.failures = 0;
-        self.next_ns = 0;
-        self.trouble = None;
-    }
-}
-
-/// The place behind everything of commit `no`.
-fn end_of(no: CommitNo) -> Position {
-    Position {
-        no,
-        index: u32::MAX,
-    }
-}
-
-/// FNV-1a of the source: the same lane through every restart with as many lanes.
-fn lane_of(source: &str, lanes: usize) -> usize {
-    let hash = source
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-    usize::try_from(hash % lanes.max(1) as u64).unwrap_or(0)
-}
-
-/// Bytes that an event counts as.
-fn weight(event: &EventRecord) -> usize {
-    event.body.len() + event.event_type.len() + EVENT_OVERHEAD_BYTES
-}
-
-/// The dead letter that a verdict makes, if it makes one.
-fn dead_letter(sink: &str, event: EventRecord, verdict: Verdict) -> Option<DeadLetter> {
-    let (status, reason, kept) = match verdict {
-        Verdict::Conflict { reason, kept } => ("conflict", reason, kept),
-        Verdict::Malformed { reason } => ("malformed", reason, None),
-        Verdict::Accepted | Verdict::Duplicate | Verdict::Retry { .. } | Verdict::Stop { .. } => {
-            return None;
-        }
-    };
-    Some(DeadLetter {
-        sink: sink.to_owned(),
-        event,
-        status: status.to_owned(),
-        reason: bounded(&reason, TEXT_BYTES_MAX),
-        kept: kept.map(|kept| bounded(&kept, KEPT_BYTES_MAX)),
-    })
-}
-
-/// At most so many bytes of a text that came from outside.
-fn bounded(text: &str, bytes_max: usize) -> String {
-    let mut end = text.len().min(bytes_max);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].to_owned()
 }
 
 #[cfg(test)]
-#[path = "outbox_tests.rs"]
+#[path = "outbox/tests.rs"]
 mod tests;

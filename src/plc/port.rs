@@ -154,7 +154,7 @@ impl Port {
         let began = Instant::now();
         let most = began + silence + Duration::from_millis(DRAIN_MS_MAX);
         let mut until = match (doubt, self.state().busy_until) {
-            (Some(silence), _) => began + silence,
+            (Some(silence), busy) => busy.map_or(began, |busy| busy.max(began)) + silence,
             (None, Some(busy)) => busy + gap,
             (None, None) => began,
         };
@@ -265,11 +265,11 @@ impl Port {
     }
 
     /// A request that nothing matched: its reply may still come, and must find nobody waiting.
-    fn doubt(&self, settle: Duration) {
+    fn doubt(&self, doubt: Doubt, settle: Duration) {
         let mut state = self.state();
         state.doubt = Some(settle);
         state.unanswered = state.unanswered.saturating_add(1);
-        if let Some(opened) = &state.opened {
+        if let (Some(opened), Doubt::Unsent) = (&state.opened, doubt) {
             opened.wire.discard_unsent();
         }
         // A way through a server may be half dead; a port of this computer says so when it is gone.
@@ -377,14 +377,14 @@ impl OnPort {
         let mut guard = DoubtUnlessMatched {
             port: &self.port,
             settle: self.manners.settle,
-            doubt: true,
+            end: Some(Doubt::Unsent),
         };
         let called = self.framed.call(ident, ask).await;
-        guard.doubt = match &called.end {
-            End::NotSent(_) => false,
+        guard.end = match &called.end {
+            End::NotSent(_) => None,
             // Nobody answers; whoever does all the same must find nobody waiting.
-            End::Unconfirmable(_) => true,
-            end => !end.is_matched(),
+            End::Unconfirmable(_) => Some(Doubt::Leaving),
+            end => (!end.is_matched()).then_some(Doubt::Unsent),
         };
         if called.end.is_matched() {
             self.port.state().unanswered = 0;
@@ -393,16 +393,25 @@ impl OnPort {
     }
 }
 
+/// How a request is left that nothing matched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Doubt {
+    /// What the system still holds of it is not to go any more.
+    Unsent,
+    /// All of it is still to leave.
+    Leaving,
+}
+
 struct DoubtUnlessMatched<'a> {
     port: &'a Port,
     settle: Duration,
-    doubt: bool,
+    end: Option<Doubt>,
 }
 
 impl Drop for DoubtUnlessMatched<'_> {
     fn drop(&mut self) {
-        if self.doubt {
-            self.port.doubt(self.settle);
+        if let Some(doubt) = self.end {
+            self.port.doubt(doubt, self.settle);
         }
     }
 }

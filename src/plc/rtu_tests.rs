@@ -136,7 +136,8 @@ async fn each_request_goes_out_and_its_reply_comes_in_byte_for_byte() {
     let mut pipe = pipe(&link(1, false));
     let echo = |head: &[u8]| (sound(head), End::Echo);
     let words = |head: &[u8], words: &[u16]| (sound(head), End::Words(words.to_vec()));
-    let cases: [(Ask, &[u8], (Vec<u8>, End)); 8] = [
+    type Case<'a> = (Ask, &'a [u8], (Vec<u8>, End));
+    let cases: [Case<'_>; 8] = [
         (
             read(Coil, 3, 10),
             &[1, 1, 0, 3, 0, 10],

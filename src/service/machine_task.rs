@@ -468,8 +468,7 @@ impl MachineTask {
             (false, true) => (self.plan.due(now).into_iter().next(), None),
             (false, false) => (None, self.sources.due(now)),
         };
-        let nothing = !gate && step.is_none() && source.is_none();
-        if nothing && !self.link.heartbeat_due() {
+        if !gate && step.is_none() && source.is_none() && !self.link.heartbeat_due() {
             return false;
         }
         if let Some(errand) = self.errand_before_line().await {
@@ -661,7 +660,7 @@ impl MachineTask {
 
     async fn errand(&mut self, errand: Errand) {
         let machine = self.spec.name.clone();
-        self.link.hurry(true);
+        self.link.hurry(!errand.is_of_source());
         match errand {
             Errand::Run {
                 operation,

@@ -131,7 +131,11 @@ impl SinkTask {
             let wait = self.wait(&work);
             tokio::select! {
                 _ = self.stop.changed() => {}
-                Some(done) = work.under_way.join_next() => self.done(&mut work, done).await,
+                Some(done) = work.under_way.join_next() => {
+                    self.done(&mut work, done).await;
+                    // The time it was under way is time enough to gather: what is new goes with the next one.
+                    work.gather = Some(Instant::now());
+                }
                 errand = self.errands.recv() => {
                     if let Some(errand) = errand {
                         self.errand(&mut work, errand).await;

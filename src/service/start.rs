@@ -93,13 +93,13 @@ struct Service {
     gate: Gate,
     roles: watch::Sender<Arc<Roles>>,
     running: HashMap<String, Running>,
+    /// The lines that machines share.
+    ports: Ports,
     /// The start, as it goes on record.
     start: StartRecord,
     /// The journal is another computer's, and nobody has said that this one takes its place: no machine is
     /// touched, neither for commands nor for counts.
     foreign: bool,
-    /// The lines that machines share.
-    ports: Ports,
 }
 
 /// Runs the gateway until it is told to stop by a signal, or by `stop` where one is given.
@@ -273,6 +273,7 @@ fn build(
         board,
         gate,
         running: HashMap::new(),
+        ports: Ports::default(),
         start: StartRecord {
             gateway: own_name,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -280,7 +281,6 @@ fn build(
             note: recovered.note,
         },
         foreign: recovered.foreign.is_some(),
-        ports: Ports::default(),
     };
     (service, engine, sinks, reloads)
 }

@@ -84,6 +84,7 @@ fn welcome(device: &Device, generation: u64, socket: &Arc<UdpSocket>, to: Socket
         device: device.clone(),
         number,
         generation,
+        units: Arc::default(),
     };
     Sender {
         connection,

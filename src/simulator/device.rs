@@ -112,7 +112,7 @@ pub struct Seen {
     pub at: Duration,
     /// Counted from 1.
     pub connection: u64,
-    /// As in the MBAP header; over MC protocol the serial number.
+    /// As in the MBAP header; over MC protocol the serial number; over RTU 0.
     pub transaction: u16,
     /// As in the MBAP header; over MC protocol the station.
     pub unit: u8,
@@ -383,6 +383,11 @@ impl Device {
     #[must_use]
     pub fn connections(&self) -> u64 {
         self.lock().connections
+    }
+    /// Requests that began before the line was silent for as long as it must be, and were not taken.
+    #[must_use]
+    pub fn early_requests(&self) -> u64 {
+        self.lock().early_requests
     }
     /// Connection slots that are taken now.
     #[must_use]

@@ -1,9 +1,10 @@
 //! Owns: the ways in which the simulated PLC misbehaves, and what each makes of a reply.
-//! May call: spec, mc (which bytes of a reply say what).
+//! May call: spec, frame, rtu, mc (which bytes of a reply say what).
 //! Never: decide whether a request has an effect by anything but its own rule.
 
-use super::mc;
+use super::frame::HEADER_BYTES;
 use super::spec::{McProgram, Span};
+use super::{mc, rtu};
 use serde::Deserialize;
 use std::time::Duration;
 
@@ -253,6 +254,7 @@ impl Act {
             Self::Corrupt => frame[last] = !frame[last],
             _ => match shape {
                 Shape::Mbap => self.falsify(&mut frame),
+                Shape::Rtu => self.falsify_rtu(&mut frame),
                 Shape::Mc(port) => self.falsify_mc(&mut frame, port),
             },
         }
@@ -275,6 +277,15 @@ impl Act {
         }
     }
 
+    /// One field of an RTU frame, under a check sum that holds; there is no transaction id.
+    fn falsify_rtu(&self, frame: &mut Vec<u8>) {
+        // The same fields, as far behind the header that RTU does not have.
+        let mut with_header = vec![0; HEADER_BYTES - 1];
+        with_header.extend_from_slice(&frame[..frame.len() - 2]);
+        self.falsify(&mut with_header);
+        *frame = rtu::frame(with_header[HEADER_BYTES - 1], &with_header[HEADER_BYTES..]);
+    }
+
     /// One field of a 3E or 4E reply; it echoes no command and no address.
     fn falsify_mc(&self, frame: &mut [u8], port: &McProgram) {
         match self {
@@ -289,6 +300,7 @@ impl Act {
 #[derive(Clone, Copy)]
 pub(super) enum Shape<'a> {
     Mbap,
+    Rtu,
     Mc(&'a McProgram),
 }
 

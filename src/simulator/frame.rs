@@ -1,4 +1,4 @@
-//! Owns: Modbus TCP as a server sees it (MODBUS Messaging on TCP/IP V1.0b, Application Protocol V1.1b3).
+//! Owns: Modbus TCP as a server sees it, and what every PDU asks (MODBUS Messaging on TCP/IP V1.0b, Application Protocol V1.1b3).
 //! May call: core's names of the tables.
 //! Never: share code with the gateway's client, so that each is proof against the other.
 
@@ -21,11 +21,16 @@ pub(super) struct Frame {
     pub(super) transaction: [u8; 2],
     pub(super) unit: u8,
     pub(super) pdu: Vec<u8>,
+    /// With a check sum in place of a header.
+    pub(super) rtu: bool,
 }
 
 impl Frame {
     /// The reply with `pdu` to this request.
     pub(super) fn reply(&self, pdu: &[u8]) -> Vec<u8> {
+        if self.rtu {
+            return super::rtu::frame(self.unit, pdu);
+        }
         let [high, low] = u16::try_from(pdu.len() + 1)
             .unwrap_or(u16::MAX)
             .to_be_bytes();
@@ -68,6 +73,7 @@ pub(super) fn take(buffer: &mut Vec<u8>) -> Result<Option<Frame>, NotModbus> {
         transaction: [buffer[0], buffer[1]],
         unit: buffer[6],
         pdu: buffer[HEADER_BYTES..end].to_vec(),
+        rtu: false,
     };
     buffer.drain(..end);
     Ok(Some(frame))

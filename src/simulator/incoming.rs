@@ -1,10 +1,11 @@
 //! Owns: one request, whatever protocol carried it, and what is common to all.
-//! May call: frame, mc, fault, state, spec.
+//! May call: frame, rtu, mc, fault, state, spec.
 //! Never: wait, or reach a socket.
 
 use super::fault::{Act, Outgoing, Shape};
 use super::frame::{self, Frame, Request};
 use super::mc::{self, McFrame, McRequest, Store};
+use super::rtu;
 use super::spec::{McProgram, SimulatorSpec};
 use super::state::State;
 use crate::core::spec::ModbusArea;
@@ -32,6 +33,7 @@ pub(super) fn take(
     spec: &SimulatorSpec,
 ) -> Result<Option<Incoming>, Garbage> {
     match &spec.mc {
+        None if spec.rtu.is_some() => Ok(rtu::take(buffer).map(Incoming::Modbus)),
         None => match frame::take(buffer) {
             Ok(found) => Ok(found.map(Incoming::Modbus)),
             Err(frame::NotModbus) => Err(Garbage::Close),
@@ -57,6 +59,14 @@ impl Incoming {
         match self {
             Self::Modbus(frame) => (u16::from_be_bytes(frame.transaction), frame.unit),
             Self::Mc(frame, _) => (frame.serial, frame.station),
+        }
+    }
+
+    /// The unit on a line of several that it is for; 0: all of them, and none answers.
+    pub(super) fn on_line(&self) -> Option<u8> {
+        match self {
+            Self::Modbus(frame) => frame.rtu.then_some(frame.unit),
+            Self::Mc(..) => None,
         }
     }
 
@@ -106,7 +116,7 @@ impl Incoming {
     /// Carries it out, and makes its reply.
     pub(super) fn execute(&self, state: &mut State, connection: u64, now: Instant) -> Vec<u8> {
         match self {
-            Self::Modbus(frame) if frame.unit != state.spec.unit => {
+            Self::Modbus(frame) if !frame.rtu && frame.unit != state.spec.unit => {
                 frame.exception(frame::TARGET_FAILED)
             }
             Self::Modbus(frame) => match state.execute(connection, &frame.pdu, now) {
@@ -122,6 +132,7 @@ impl Incoming {
         act.dress(
             reply,
             match self {
+                Self::Modbus(frame) if frame.rtu => Shape::Rtu,
                 Self::Modbus(_) => Shape::Mbap,
                 Self::Mc(_, port) => Shape::Mc(port),
             },

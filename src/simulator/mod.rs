@@ -1,4 +1,4 @@
-//! Owns: a simulated PLC with faults: a Modbus TCP server or a port of MC protocol, the mailbox's program, a ledger of effects.
+//! Owns: a simulated PLC with faults: a Modbus TCP server, a line of RTU units or a port of MC protocol, the mailbox's program, a ledger of effects.
 //! May call: core types.
 //! Never: share code with the gateway's side, which is tested against it.
 
@@ -9,6 +9,8 @@ mod frame;
 mod incoming;
 mod mailbox;
 mod mc;
+mod rtu;
+mod rtu_port;
 mod server;
 mod source;
 mod spec;
@@ -26,13 +28,14 @@ pub use fault::{ALWAYS, Act, Fault, Matching};
 pub use source::{Item, data_word};
 pub use spec::{
     Add, Counter, DoneProgram, Handshake, Hole, InvalidSpec, MailboxProgram, McCode, McFrameKind,
-    McProgram, Offset, Opcode, Order, Pieces, Place, Points, Registers, Ring, Rule, Run, Set,
-    SimulatorSpec, Span, TABLE_ITEMS,
+    McProgram, Offset, Opcode, Order, Pieces, Place, Points, Registers, Ring, RtuParity,
+    RtuProgram, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
 };
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
@@ -41,7 +44,7 @@ const SCAN_DEFAULT: Duration = Duration::from_millis(10);
 
 /// A running simulated PLC; it ends when this is dropped.
 pub struct Simulator {
-    device: Device,
+    units: Arc<Vec<Device>>,
     address: SocketAddr,
     tasks: [JoinHandle<()>; 2],
 }
@@ -57,8 +60,18 @@ impl Simulator {
         let scan = spec.mailbox.as_ref().map(|mailbox| mailbox.scan.0);
         let scan = scan.filter(|scan| !scan.is_zero()).unwrap_or(SCAN_DEFAULT);
         let (listen, udp) = (spec.listen, spec.mc.as_ref().is_some_and(|port| port.udp));
+        let rtu = spec.rtu.clone();
+        let on_line = rtu.filter(|rtu| rtu.pty.is_some() || rtu.serial.is_some());
+        let others = spec.others.clone();
         let device = Device::new(spec);
-        let (address, serving) = if udp {
+        let units: Vec<Device> = std::iter::once(device.clone())
+            .chain(others.into_iter().map(Device::new))
+            .collect();
+        let units = Arc::new(units);
+        let (address, serving) = if let Some(program) = on_line {
+            let serving = rtu_port::serve(Arc::clone(&units), rtu_port::plug(&program)?);
+            (listen, tokio::spawn(report(listen, serving)))
+        } else if udp {
             let socket = datagrams::open(listen)?;
             let address = socket.local_addr()?;
             let serving = datagrams::serve(device.clone(), socket);
@@ -66,12 +79,15 @@ impl Simulator {
         } else {
             let listener = server::open(listen)?;
             let address = listener.local_addr()?;
-            let serving = server::accept(device.clone(), listener, address);
+            let serving = server::accept(device.clone(), Arc::clone(&units), listener, address);
             (address, tokio::spawn(report(address, serving)))
         };
-        let tasks = [serving, tokio::spawn(run_program(device.clone(), scan))];
+        let tasks = [
+            serving,
+            tokio::spawn(run_programs(Arc::clone(&units), scan)),
+        ];
         Ok(Self {
-            device,
+            units,
             address,
             tasks,
         })
@@ -86,7 +102,13 @@ impl Simulator {
     /// The device's own side; outlives the simulator.
     #[must_use]
     pub fn device(&self) -> Device {
-        self.device.clone()
+        self.units[0].clone()
+    }
+
+    /// All units on its line, the first one first.
+    #[must_use]
+    pub fn units(&self) -> &[Device] {
+        &self.units
     }
 
     /// Closes the port and every connection; the port is free when this returns.
@@ -110,12 +132,14 @@ async fn report(address: SocketAddr, serving: impl Future<Output = io::Result<()
     }
 }
 
-async fn run_program(device: Device, scan: Duration) {
+async fn run_programs(units: Arc<Vec<Device>>, scan: Duration) {
     let mut ticks = tokio::time::interval(scan);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        device.change(|state| state.scan(Instant::now()));
+        for device in units.iter() {
+            device.change(|state| state.scan(Instant::now()));
+        }
     }
 }
 
@@ -168,11 +192,24 @@ pub async fn run_file(path: &Path) -> Result<(), SimError> {
     let simulator = Simulator::start(spec)
         .await
         .map_err(|cause| SimError::Listen { address, cause })?;
-    print_line(&format!("simulated PLC on {}", simulator.address()))?;
+    print_line(&format!(
+        "simulated PLC on {place}",
+        place = place(&simulator)
+    ))?;
     tokio::select! {
         ended = print_effects(simulator.device()) => ended,
         _ = tokio::signal::ctrl_c() => Ok(()),
     }
+}
+
+/// Where it can be reached, for people.
+fn place(simulator: &Simulator) -> String {
+    let rtu = simulator.device().lock().spec.rtu.clone();
+    let port = rtu.and_then(|rtu| rtu.pty.or(rtu.serial));
+    port.map_or_else(
+        || simulator.address().to_string(),
+        |port| port.display().to_string(),
+    )
 }
 
 async fn print_effects(device: Device) -> Result<(), SimError> {

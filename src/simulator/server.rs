@@ -8,6 +8,7 @@ use super::frame;
 use super::incoming::{self, Garbage, Incoming};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -59,6 +60,7 @@ pub(super) fn open(address: SocketAddr) -> io::Result<TcpListener> {
 /// Accepts while the link is up; ends only with its task.
 pub(super) async fn accept(
     device: Device,
+    units: Arc<Vec<Device>>,
     listener: TcpListener,
     address: SocketAddr,
 ) -> io::Result<()> {
@@ -81,7 +83,7 @@ pub(super) async fn accept(
                     _ = link.changed() => {}
                     Some(_) = connections.join_next() => {}
                     Ok((stream, _)) = listener.accept() => {
-                        welcome(&device, stream, generation, &mut connections);
+                        welcome(&device, &units, stream, generation, &mut connections);
                     }
                 }
             }
@@ -100,7 +102,13 @@ pub(super) async fn accept(
     }
 }
 
-fn welcome(device: &Device, stream: TcpStream, generation: u64, connections: &mut JoinSet<()>) {
+fn welcome(
+    device: &Device,
+    units: &Arc<Vec<Device>>,
+    stream: TcpStream,
+    generation: u64,
+    connections: &mut JoinSet<()>,
+) {
     let Some(number) = device.change(|state| state.connect(Instant::now())) else {
         return;
     };
@@ -108,6 +116,7 @@ fn welcome(device: &Device, stream: TcpStream, generation: u64, connections: &mu
         device: device.clone(),
         number,
         generation,
+        units: Arc::clone(units),
     };
     connections.spawn(connection.serve(stream, device.link()));
 }
@@ -128,6 +137,8 @@ pub(super) struct Connection {
     pub(super) device: Device,
     pub(super) number: u64,
     pub(super) generation: u64,
+    /// All devices behind it, where each request says which it is for.
+    pub(super) units: Arc<Vec<Device>>,
 }
 
 impl Connection {
@@ -206,7 +217,7 @@ impl Connection {
             }
             loop {
                 match incoming::take(&mut buffer, &spec) {
-                    Ok(Some(request)) => self.answer(request, &replies),
+                    Ok(Some(request)) => self.dispatch(request, &replies),
                     Ok(None) => break,
                     Err(Garbage::Close) => return Over::Closed,
                     Err(Garbage::Ignore) => {
@@ -214,6 +225,27 @@ impl Connection {
                         break;
                     }
                 }
+            }
+        }
+    }
+
+    /// Hands a request to the device that it is for, or to all; a unit that is not there says nothing.
+    pub(super) fn dispatch(&self, request: Incoming, replies: &mpsc::Sender<Outgoing>) {
+        let Some(unit) = request.on_line() else {
+            return self.answer(request, replies);
+        };
+        // To everybody, and answered by nobody.
+        let (nobody, _) = mpsc::channel(REPLIES_MAX);
+        let replies = if unit == 0 { &nobody } else { replies };
+        for device in self.units.iter() {
+            if unit == 0 || device.lock().spec.unit == unit {
+                let generation = device.link().borrow().generation;
+                let own = Self {
+                    device: device.clone(),
+                    generation,
+                    ..self.clone()
+                };
+                own.answer(request.clone(), replies);
             }
         }
     }

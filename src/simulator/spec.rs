@@ -7,6 +7,7 @@ use crate::core::spec::ModbusArea;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Registers (or bits) in each Modbus table.
@@ -30,6 +31,11 @@ pub struct SimulatorSpec {
     pub idle_close: Span,
     /// More registers in one read are answered with exception 02 (F049); over MC protocol see [`McProgram`].
     pub read_registers_max: u16,
+    /// Speaks Modbus RTU: on a serial line, or over TCP at `listen`.
+    pub rtu: Option<RtuProgram>,
+    /// Other units on the same line; of each only what is inside the device counts.
+    #[serde(rename = "also")]
+    pub others: Vec<SimulatorSpec>,
     /// Speaks MC protocol in place of Modbus TCP.
     pub mc: Option<McProgram>,
     /// Initial values.
@@ -71,6 +77,8 @@ impl Default for SimulatorSpec {
             slot_timeout: Span::ZERO,
             idle_close: Span::ZERO,
             read_registers_max: 125,
+            rtu: None,
+            others: Vec::new(),
             mc: None,
             registers: Registers::default(),
             holes: Vec::new(),
@@ -117,6 +125,15 @@ impl SimulatorSpec {
         let wrong = |text: String| Err(InvalidSpec::Value(text));
         if self.slots == 0 {
             return wrong("slots: found 0, expected at least 1".into());
+        }
+        if self.rtu.is_none() && !self.others.is_empty() {
+            return wrong("also: only units on a line of RTU frames share it; add [rtu]".into());
+        }
+        if self.rtu.is_some() && self.mc.is_some() {
+            return wrong("[rtu] and [mc]: a port speaks one of them".into());
+        }
+        for other in &self.others {
+            other.check()?;
         }
         let words = self.word_places();
         if let Some((key, place, _)) = words.iter().find(|(_, place, _)| place.area.is_bits()) {
@@ -242,6 +259,51 @@ impl SimulatorSpec {
             places.extend(rule.add.iter().map(|step| ("rule.add.at", step.at, 1)));
         }
         places
+    }
+}
+
+/// A line on which the device speaks Modbus RTU; without a port the frames go over TCP, at `listen`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RtuProgram {
+    /// A name that is given to a new pseudo-terminal; unplugged and plugged in by [`Device::cut`] and
+    /// [`Device::restore`].
+    ///
+    /// [`Device::cut`]: super::Device::cut
+    /// [`Device::restore`]: super::Device::restore
+    pub pty: Option<PathBuf>,
+    /// A port of this computer.
+    pub serial: Option<PathBuf>,
+    /// Of that port.
+    pub baud: u32,
+    /// Of that port.
+    pub parity: RtuParity,
+    /// The line gives back what is sent on it.
+    pub echo: bool,
+    /// Requests that begin before so much silence are not heard.
+    pub gap: Span,
+}
+
+/// How a port's characters are checked.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RtuParity {
+    /// By an even number of ones.
+    #[default]
+    Even,
+    /// By an odd number of ones.
+    Odd,
+    /// Not at all.
+    None,
+}
+
+impl From<RtuParity> for tokio_serial::Parity {
+    fn from(parity: RtuParity) -> Self {
+        match parity {
+            RtuParity::Even => Self::Even,
+            RtuParity::Odd => Self::Odd,
+            RtuParity::None => Self::None,
+        }
     }
 }
 

@@ -40,6 +40,8 @@ pub(super) struct State {
     /// Devices that only MC protocol shows, by code and number.
     pub(super) extra: BTreeMap<(u8, u32), u16>,
     pub(super) connections: u64,
+    /// Requests that began before the line was silent for long enough.
+    pub(super) early_requests: u64,
     last_writer: u64,
     pub(super) slots: Vec<Slot>,
 }
@@ -72,6 +74,7 @@ impl State {
             operating: super::state_mc::RUN,
             extra: BTreeMap::new(),
             connections: 0,
+            early_requests: 0,
             last_writer: 0,
             slots: Vec::new(),
             spec,

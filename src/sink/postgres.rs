@@ -60,6 +60,7 @@ pub fn sink(config: PostgresSinkConfig) -> Sink {
         Box::new(PostgresLane {
             config: Arc::clone(&config),
             books: None,
+            uncounted: 0,
         })
     };
     Sink {
@@ -72,6 +73,8 @@ pub fn sink(config: PostgresSinkConfig) -> Sink {
 struct PostgresLane {
     config: Arc<PostgresSinkConfig>,
     books: Option<Books>,
+    /// Deliveries that failed on a connection that is gone.
+    uncounted: u64,
 }
 
 impl PostgresLane {
@@ -85,7 +88,10 @@ impl PostgresLane {
         let mut books = match self.books.take() {
             Some(books) => books,
             None => match self.connect().await {
-                Ok(books) => books,
+                Ok(mut books) => {
+                    books.count_too(self.uncounted);
+                    books
+                }
                 Err(error) => return vec![error.verdict(); batch.len()],
             },
         };
@@ -96,6 +102,7 @@ impl PostgresLane {
         // Equal for equal batches, for tracing alone.
         let batch_id = format!("{}+{}", first.key, batch.len());
         let verdicts = books.ingest(&self.config.gateway, &batch_id, &rows).await;
+        self.uncounted = books.uncounted();
         // Not put back if this is given up in the middle, and not if it is of no use any more.
         if !books.broken() {
             self.books = Some(books);

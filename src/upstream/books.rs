@@ -127,6 +127,17 @@ impl Books {
         self.in_call || self.client.is_closed()
     }
 
+    /// Deliveries that the server rolled back with an error and that no call has counted yet.
+    #[must_use]
+    pub fn uncounted(&self) -> u64 {
+        self.failed
+    }
+
+    /// Has the next call count what a connection before this one could not.
+    pub fn count_too(&mut self, failed: u64) {
+        self.failed += failed;
+    }
+
     /// Whether the connection is encrypted.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {

@@ -152,7 +152,7 @@ async fn twelve_deliveries_of_ten_keys_and_then_another_value() {
 }
 
 /// A rival that has entered `row` and has not committed: whoever enters the same key waits for it.
-async fn rival(database: &Database<'_>, row: &Row) -> tokio_postgres::Client {
+pub(crate) async fn rival(database: &Database<'_>, row: &Row) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(&database.admin().url, NoTls)
         .await
         .unwrap();
@@ -170,7 +170,7 @@ async fn rival(database: &Database<'_>, row: &Row) -> tokio_postgres::Client {
 }
 
 /// Waits until a call of ingest waits for a lock.
-async fn until_waiting(database: &Database<'_>) {
+pub(crate) async fn until_waiting(database: &Database<'_>) {
     let sql = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND wait_event_type = 'Lock'",
         database.name
@@ -187,7 +187,7 @@ pub(crate) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
     }
 }
 
-// covers: B4
+// covers: B4, ING-06
 #[tokio::test]
 async fn killed_before_the_commit_leaves_nothing_and_is_sent_again() {
     for version in VERSIONS {
@@ -205,8 +205,12 @@ async fn killed_before_the_commit_leaves_nothing_and_is_sent_again() {
         assert!(books.broken());
         rival.batch_execute("ROLLBACK").await.unwrap();
         assert_eq!((database.rows().await, database.total().await), (0, 0));
+        // Two deliveries were rolled back: the next connection has them counted.
+        let uncounted = books.uncounted();
         let mut books = Books::connect(&database.writer()).await.unwrap();
+        books.count_too(uncounted);
         assert_eq!(enter(&mut books, &rows).await, "aa");
+        assert_eq!(database.counters().await, [4, 2, 0, 0, 0, 2]);
         assert_eq!(
             (
                 database.rows().await,

@@ -182,6 +182,9 @@ async fn storm(version: Version, workers: u64, kills: u64) {
         assert!(counted >= seen[name] as i64, "{name}: {counted}; {told}");
     }
     assert_eq!(malformed, 0, "{told}");
+    // One order of locks for everybody.
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
+    assert_eq!(database.number(deadlocks).await, 0, "{told}");
     assert!(
         ended.load(Ordering::SeqCst) > 0,
         "no session was ended; {told}"

@@ -3,6 +3,7 @@
 //! Never: read an effect from the gateway's own log; sleep where a condition can be waited for.
 #![allow(dead_code, reason = "each part of the suite uses some of it")]
 
+use super::link_kind::LinkKind;
 use holdfast::cli::client::{Client, Raw};
 use holdfast::cli::exit::Failure;
 use holdfast::simulator::{Device, Place, Simulator, SimulatorSpec};
@@ -251,10 +252,23 @@ impl Rig {
         Self::with(PRESS, PRESS_SIM).await
     }
 
-    /// A machine file (with `ADDRESS` in it) and a simulator file.
+    /// A machine file (with `ADDRESS` in it) and a simulator file, over the link that the environment names; `RIG_DIR`
+    /// in both is the test's directory.
     pub(crate) async fn with(machine_toml: &str, sim_toml: &str) -> Self {
+        Self::over(LinkKind::from_env(), machine_toml, sim_toml).await
+    }
+
+    /// The same over this link: both files are written for Modbus TCP.
+    pub(crate) async fn over(kind: LinkKind, machine_toml: &str, sim_toml: &str) -> Self {
+        Self::over_as_is(&kind.machine(machine_toml), &kind.simulator(sim_toml)).await
+    }
+
+    /// Both files as they are.
+    pub(crate) async fn over_as_is(machine_toml: &str, sim_toml: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
-        let spec = SimulatorSpec::from_toml(sim_toml).expect("the simulator's file is good");
+        let here = |text: &str| text.replace("RIG_DIR", &dir.path().display().to_string());
+        let (machine_toml, sim_toml) = (here(machine_toml), here(sim_toml));
+        let spec = SimulatorSpec::from_toml(&sim_toml).expect("the simulator's file is good");
         let simulator = Simulator::start(spec).await.unwrap();
         let socket = dir.path().join("api.sock");
         let machine_toml = machine_toml.replace("ADDRESS", &simulator.address().to_string());

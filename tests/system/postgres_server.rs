@@ -41,7 +41,7 @@ impl Version {
     }
 
     /// The directory of its programs.
-    fn bin(self) -> PathBuf {
+    pub(crate) fn bin(self) -> PathBuf {
         let (variable, install) = match self {
             Self::V15 => ("HOLDFAST_POSTGRES_15", "apt-get install postgresql-15"),
             Self::V18 => (

@@ -180,15 +180,15 @@ async fn stand(database: &Database<'_>) -> (i64, i64, i64) {
 async fn the_exercise_of_the_article_over_http() {
     for version in VERSIONS {
         let (database, post) = books(version).await;
-        // B1: the first reply is lost: whoever asked is gone.
+        // B1: the first reply is lost: nobody reads it.
         let one = [piece("A", 7, 42, 1)];
         let mut gone = post.caller().await;
         gone.ask(TOKEN, MEDIA, &body(&one)).await;
-        drop(gone);
         until("the first delivery is in the books", async || {
             database.rows().await == 1
         })
         .await;
+        drop(gone);
         for _ in 0..2 {
             assert_eq!(post.letters(&one).await, "d");
         }

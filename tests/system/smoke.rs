@@ -6,7 +6,11 @@ use serde_json::json;
 // covers: CMD-02, SEND-01, EVT-01, IF-01
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_goes_through_every_room_and_survives_a_kill() {
-    let mut rig = Rig::new().await;
+    through_every_room(Rig::new().await).await;
+}
+
+/// Whatever the link is.
+pub(crate) async fn through_every_room(mut rig: Rig) {
     rig.start_up().await;
     let request = rig.set_speed("OP7", 50);
     let (status, operation) = rig.submit_wait(&request).await;

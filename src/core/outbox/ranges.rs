@@ -2,7 +2,7 @@
 //! May call: record.
 //! Never: join two ranges that an unfinished event may lie between.
 
-use super::record::Ahead;
+use crate::core::record::Ahead;
 
 /// Collects ranges.
 #[derive(Default)]

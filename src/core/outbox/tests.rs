@@ -2,9 +2,12 @@
 //! May call: the outbox and the types it uses.
 //! Never: read a clock; time is a number here.
 
+use super::lanes::*;
+use super::tracks::*;
 use super::*;
 use crate::core::ids::{BootId, CommitNo, Epoch, EventKey, Sequence};
 use crate::core::spec::{EventClass, Quality};
+use crate::core::time::NS_PER_MS;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
