@@ -407,11 +407,16 @@ impl Rig {
         }
     }
 
-    /// Ends it as the service manager would.
-    pub(crate) async fn stop(&mut self) -> ExitStatus {
+    /// Tells it to end, as the service manager would.
+    pub(crate) fn terminate(&self) {
         let child = self.gateway.as_ref().expect("it was started");
         let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// Ends it as the service manager would.
+    pub(crate) async fn stop(&mut self) -> ExitStatus {
+        self.terminate();
         self.until_dead().await
     }
 

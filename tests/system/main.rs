@@ -3,6 +3,8 @@
 mod acceptance_a;
 mod acceptance_a_kill;
 mod acceptance_a_limits;
+mod acceptance_b;
+mod acceptance_b_outage;
 mod acceptance_c;
 mod acceptance_c16;
 mod acceptance_c_doubt;
@@ -12,6 +14,7 @@ mod breaker_clock;
 mod cut_proxy;
 mod demo;
 mod disk_full;
+mod exercise_books;
 mod field_bus;
 mod field_common;
 mod field_config;
@@ -25,6 +28,8 @@ mod harness;
 #[path = "../receiver/client.rs"]
 mod http_client;
 mod identity;
+mod identity_books;
+mod kill_events;
 mod kill_rounds;
 mod link_kind;
 mod load;

@@ -36,7 +36,7 @@ async fn pieces(rig: &Rig) -> usize {
 }
 
 /// Every event of the gateway is in the books, each once.
-async fn all_in_the_books(rig: &mut Rig, database: &Database<'_>) {
+pub(crate) async fn all_in_the_books(rig: &mut Rig, database: &Database<'_>) {
     rig.until("all events are in the books", async |rig| {
         let events = rig.events().await;
         database.rows().await == events.len() as i64
