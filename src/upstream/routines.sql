@@ -82,9 +82,10 @@ $$;
 -- they are kept as dead letters as they came; NULL for all others, and as a whole if there are none.
 -- p_failed: deliveries that were rolled back with an error before, and not counted yet.
 --
--- Two statements, in READ COMMITTED: the first claims, in the order of the keys, and waits for a rival who is just
--- inserting the same key; the second has a new snapshot and sees what the rival committed. Locks are taken in
--- one order by everybody: events, totals, conflicts and dead letters, counters; by key within each.
+-- In READ COMMITTED a statement claims, in the order of the keys, and waits for a rival who is just inserting the
+-- same key; the next has a new snapshot and sees what the rival committed. Locks are taken in one order by
+-- everybody: events, totals, conflicts and dead letters, counters; by key within each. A claim that meets a taken
+-- key is rolled back to its savepoint, which lets its locks go, before it is made anew.
 CREATE OR REPLACE FUNCTION holdfast.ingest(
   p_gateway text, p_batch text, p_failed bigint,
   p_source text[], p_epoch bigint[], p_sequence bigint[], p_type text[], p_schema int[], p_time_us bigint[],
@@ -102,7 +103,8 @@ DECLARE
   n       int := coalesce(cardinality(p_sequence), 0);
   won     int[];
   again   int[];
-  is_done boolean[];
+  is_resent boolean;
+  every   text;    -- the status of all, if it is one
   st      text[];  -- by place: status, code, detail, what is kept
   co      text[];
   de      text[];
@@ -126,42 +128,82 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'on', true);
   END IF;
 
-  WITH ins AS (
-    INSERT INTO event (source, epoch, sequence, type, schema, time_us, quality, qty, body, clock, digest, gateway, batch_ord)
-    SELECT i.source, i.epoch, i.sequence, i.type, i.schema, i.time_us, i.quality, i.qty, i.body, i.clock, i.digest, p_gateway, i.o::int
-    FROM unnest(p_source, p_epoch, p_sequence, p_type, p_schema, p_time_us, p_quality, p_qty, p_body, p_clock, p_digest, p_code)
-      WITH ORDINALITY AS i(source, epoch, sequence, type, schema, time_us, quality, qty, body, clock, digest, given, o)
-    WHERE i.given IS NULL
-      AND defect(i.source, i.epoch, i.sequence, i.type, i.schema, i.time_us, i.quality, i.qty, i.body, i.digest) IS NULL
-    ORDER BY i.source COLLATE "C", i.epoch, i.sequence, i.o
-    ON CONFLICT ON CONSTRAINT event_key DO NOTHING
-    RETURNING source, type, qty, batch_ord
-  ), t AS (
-    INSERT INTO total AS x (source, type, qty, events)
-    SELECT source, type, sum(qty), count(*) FROM ins GROUP BY source, type ORDER BY source, type
-    ON CONFLICT (source, type) DO UPDATE SET qty = x.qty + excluded.qty, events = x.events + excluded.events
-  )
-  SELECT coalesce(array_agg(batch_ord), '{}') INTO won FROM ins;
+  -- Arrays are read by their place: they are taken apart once a call, and a row costs no copy of its values.
+  is_resent := EXISTS (SELECT FROM event e WHERE e.source = p_source[1] AND e.epoch = p_epoch[1] AND e.sequence = p_sequence[1])
+    OR EXISTS (SELECT FROM event e WHERE e.source = p_source[n] AND e.epoch = p_epoch[n] AND e.sequence = p_sequence[n]);
+  IF is_resent THEN
+    -- Mostly duplicates, then. An equal digest is equal content, so what was sound then is sound now.
+    SELECT array_agg(CASE WHEN e.digest = p_digest[o] AND p_code[o] IS NULL THEN 'duplicate' END ORDER BY o) INTO st
+    FROM generate_series(1, n) AS g(o)
+    LEFT JOIN event e ON e.source = p_source[o] AND e.epoch = p_epoch[o] AND e.sequence = p_sequence[o];
+    IF array_position(st, NULL) IS NULL THEN
+      every := 'duplicate';
+    END IF;
+  ELSE
+    -- Mostly new. Without ON CONFLICT an insert costs half; a key that is taken ends it, and nothing is lost but time.
+    BEGIN
+      WITH ins AS (
+        INSERT INTO event (source, epoch, sequence, type, schema, time_us, quality, qty, body, clock, digest, gateway, batch_ord)
+        SELECT p_source[o], p_epoch[o], p_sequence[o], p_type[o], p_schema[o], p_time_us[o], p_quality[o], p_qty[o], p_body[o], p_clock[o], p_digest[o], p_gateway, o
+        FROM (
+          SELECT o FROM generate_series(1, n) AS g(o)
+          WHERE st[o] IS NULL AND p_code[o] IS NULL
+            AND defect(p_source[o], p_epoch[o], p_sequence[o], p_type[o], p_schema[o], p_time_us[o], p_quality[o], p_qty[o], p_body[o], p_digest[o]) IS NULL
+          ORDER BY p_source[o] COLLATE "C", p_epoch[o], p_sequence[o], o) i
+        RETURNING source, type, qty, batch_ord
+      ), t AS (
+        INSERT INTO total AS x (source, type, qty, events)
+        SELECT source, type, sum(qty), count(*) FROM ins GROUP BY source, type ORDER BY source, type
+        ON CONFLICT (source, type) DO UPDATE SET qty = x.qty + excluded.qty, events = x.events + excluded.events
+      )
+      SELECT coalesce(array_agg(batch_ord), '{}') INTO won FROM ins;
+    EXCEPTION WHEN unique_violation THEN
+      won := NULL;
+    END;
+  END IF;
+  IF every IS NULL AND won IS NULL THEN
+    WITH ins AS (
+      INSERT INTO event (source, epoch, sequence, type, schema, time_us, quality, qty, body, clock, digest, gateway, batch_ord)
+      SELECT p_source[o], p_epoch[o], p_sequence[o], p_type[o], p_schema[o], p_time_us[o], p_quality[o], p_qty[o], p_body[o], p_clock[o], p_digest[o], p_gateway, o
+      FROM (
+        SELECT o FROM generate_series(1, n) AS g(o)
+        WHERE st[o] IS NULL AND p_code[o] IS NULL
+          AND defect(p_source[o], p_epoch[o], p_sequence[o], p_type[o], p_schema[o], p_time_us[o], p_quality[o], p_qty[o], p_body[o], p_digest[o]) IS NULL
+        ORDER BY p_source[o] COLLATE "C", p_epoch[o], p_sequence[o], o) i
+      ON CONFLICT ON CONSTRAINT event_key DO NOTHING
+      RETURNING source, type, qty, batch_ord
+    ), t AS (
+      INSERT INTO total AS x (source, type, qty, events)
+      SELECT source, type, sum(qty), count(*) FROM ins GROUP BY source, type ORDER BY source, type
+      ON CONFLICT (source, type) DO UPDATE SET qty = x.qty + excluded.qty, events = x.events + excluded.events
+    )
+    SELECT coalesce(array_agg(batch_ord), '{}') INTO won FROM ins;
+  END IF;
+  IF cardinality(won) = n THEN
+    every := 'accepted';
+  END IF;
 
-  IF cardinality(won) = n AND p_failed = 0 THEN
+  IF every IS NOT NULL AND p_failed = 0 THEN
     INSERT INTO delivery AS x (gateway, source, received, accepted, duplicate, conflict, malformed, failed)
-    SELECT p_gateway, s, count(*), count(*), 0, 0, 0, 0 FROM unnest(p_source) s GROUP BY s ORDER BY s COLLATE "C"
-    ON CONFLICT (gateway, source) DO UPDATE SET received = x.received + excluded.received, accepted = x.accepted + excluded.accepted;
-    RETURN QUERY SELECT g, 'accepted'::text, NULL::text, NULL::text, NULL::text FROM generate_series(1, n) g;
+    SELECT p_gateway, s, count(*), count(*) FILTER (WHERE every = 'accepted'), count(*) FILTER (WHERE every = 'duplicate'), 0, 0, 0
+    FROM unnest(p_source) s GROUP BY s ORDER BY s COLLATE "C"
+    ON CONFLICT (gateway, source) DO UPDATE SET received = x.received + excluded.received, accepted = x.accepted + excluded.accepted,
+      duplicate = x.duplicate + excluded.duplicate;
+    RETURN QUERY SELECT g, every, NULL::text, NULL::text, NULL::text FROM generate_series(1, n) g;
     RETURN;
   END IF;
 
-  st := array_fill(NULL::text, ARRAY[n]); co := st; de := st; ke := st;
-  is_done := array_fill(false, ARRAY[n]);
-  FOREACH o IN ARRAY won LOOP is_done[o] := true; st[o] := 'accepted'; END LOOP;
-  -- A resend is mostly duplicates. An equal digest is equal content, so what was sound then is sound now.
-  SELECT coalesce(array_agg(i.o::int), '{}') INTO again
-  FROM unnest(p_source, p_epoch, p_sequence, p_digest, p_code) WITH ORDINALITY AS i(source, epoch, sequence, digest, given, o)
-  JOIN event e ON e.source = i.source AND e.epoch = i.epoch AND e.sequence = i.sequence
-  WHERE NOT is_done[i.o] AND e.digest = i.digest AND i.given IS NULL;
-  FOREACH o IN ARRAY again LOOP is_done[o] := true; st[o] := 'duplicate'; END LOOP;
+  st := coalesce(st, array_fill(NULL::text, ARRAY[n]));
+  co := array_fill(NULL::text, ARRAY[n]); de := co; ke := co;
+  FOREACH o IN ARRAY coalesce(won, '{}') LOOP st[o] := 'accepted'; END LOOP;
+  -- Who won the others did so before this statement, whose snapshot is new.
+  SELECT coalesce(array_agg(o), '{}') INTO again
+  FROM generate_series(1, n) AS g(o)
+  JOIN event e ON e.source = p_source[o] AND e.epoch = p_epoch[o] AND e.sequence = p_sequence[o]
+  WHERE st[o] IS NULL AND e.digest = p_digest[o] AND p_code[o] IS NULL;
+  FOREACH o IN ARRAY again LOOP st[o] := 'duplicate'; END LOOP;
 
-  IF cardinality(won) + cardinality(again) < n THEN
+  IF array_position(st, NULL) IS NOT NULL THEN
     FOR r IN
       SELECT q.*, CASE WHEN q.code IS NOT NULL OR q.kept_digest <> q.digest THEN
         shown(q.source, q.epoch, q.sequence, q.type, q.schema, q.time_us, q.quality, q.qty, q.body, q.digest, q.clock) END AS came
@@ -171,7 +213,7 @@ BEGIN
         FROM unnest(p_source, p_epoch, p_sequence, p_type, p_schema, p_time_us, p_quality, p_qty, p_body, p_clock, p_digest, p_item, p_code, p_detail)
           WITH ORDINALITY AS i(source, epoch, sequence, type, schema, time_us, quality, qty, body, clock, digest, item, given, given_detail, o)
         LEFT JOIN event e ON e.source = i.source AND e.epoch = i.epoch AND e.sequence = i.sequence
-        WHERE NOT is_done[i.o]) q
+        WHERE st[i.o] IS NULL) q
       ORDER BY q.source COLLATE "C", q.epoch, q.sequence, q.digest, q.o
     LOOP
       IF r.code IS NOT NULL THEN
