@@ -111,9 +111,8 @@ fn bytes_on_a_serial_line_tell_what_is_wrong() {
     assert_eq!(code_of(&link, &late, &REQUEST, None), "echo");
     assert_eq!(code_of(&link, &late, &[0xFF, 0x80, 0x13], None), "garbage");
     // A whole reply of unit 2, and the same of unit 1 with a disturbed byte, and cut off.
-    let of =
-        |unit: u8| rtu::frame(unit, &tokio_modbus::Request::ReadHoldingRegisters(0, 1)).unwrap();
-    assert_eq!(code_of(&link, &late, &of(2), None), "wrong_unit");
+    let of_unit_2 = [2, 3, 2, 0, 7, 0xBD, 0x86];
+    assert_eq!(code_of(&link, &late, &of_unit_2, None), "wrong_unit");
     let bad = silence("no reply within 200ms; a reply with a wrong check sum came");
     assert_eq!(
         code_of(&link, &bad, &[1, 3, 2, 0, 9, 1, 1], None),

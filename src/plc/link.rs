@@ -524,6 +524,17 @@ impl Link {
         self.probe
     }
 
+    /// That read again, and here a refusal is an error too: to be alive is not yet to give what is asked for.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub async fn ask_proof(&mut self) -> Result<(), LinkError> {
+        match self.read_spans(&[self.probe]).await {
+            Ok(_) => Ok(()),
+            Err(called) => Err(self.error(&called, &self.probe.to_string())),
+        }
+    }
+
     /// Counts since the start, by name.
     #[must_use]
     pub fn counters(&self) -> Vec<(String, u64)> {

@@ -129,7 +129,10 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
     let began = clock.now();
     let look = link.tap().open(&began, TRACE_MS_MAX);
     let mut report = empty(spec, &link);
-    let connected = link.connect().await;
+    let mut connected = link.connect().await;
+    if connected.is_ok() && !spec.link.is_broadcast() {
+        connected = link.ask_proof().await;
+    }
     let gate = match &connected {
         Ok(()) if !spec.link.is_broadcast() => Some(link.read_gate().await),
         _ => None,
@@ -172,7 +175,7 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
     } else if let Some(wrong) = report
         .gate
         .iter()
-        .find(|line| line.name == "identity" && !line.ok)
+        .find(|line| line.name == "identity" && line.found.is_some() && !line.ok)
     {
         report.is_ours = false;
         report.diagnosis = Some(another_device(wrong));
