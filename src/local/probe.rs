@@ -145,16 +145,16 @@ fn show(report: &ProbeReport, out: &mut Out) {
     };
     out.toned(tone, &format!("{}: {what}", report.machine));
     out.line(&format!(
-        "  {} unit {}, {}",
-        report.address, report.unit, report.frame
+        "  {} {} {}, {}",
+        report.address, report.unit_is, report.unit, report.frame
     ));
     match (report.connect_ms, report.reply_ms) {
         (Some(connect), Some(reply)) => out.line(&format!(
-            "  open after {connect:.1} ms; {} answered after {reply:.1} ms",
+            "  first request after {connect:.1} ms; {} answered after {reply:.1} ms",
             report.asked
         )),
         (Some(connect), None) => out.line(&format!(
-            "  open after {connect:.1} ms; {} was asked, and no reply came",
+            "  first request after {connect:.1} ms; {} was asked, and no valid reply came",
             report.asked
         )),
         (None, _) => out.line("  no byte was sent"),

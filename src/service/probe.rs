@@ -34,8 +34,10 @@ pub struct ProbeReport {
     pub frame: String,
     /// Host and port, or device file.
     pub address: String,
-    /// Unit or station.
+    /// Unit or station number.
     pub unit: u8,
+    /// Which of them.
+    pub unit_is: &'static str,
     /// `answers`, `refuses` (alive, with a code of its own), `silent`, `unconfirmable` (a broadcast).
     pub result: &'static str,
     /// The device is the one that the configuration means, as far as the gate can tell.
@@ -44,7 +46,7 @@ pub struct ProbeReport {
     pub asked: String,
     /// From the beginning to the first byte of the first request.
     pub connect_ms: Option<f64>,
-    /// From that byte to the last of the reply.
+    /// From that byte to the last of the reply; `None`: no valid one came.
     pub reply_ms: Option<f64>,
     /// What the gate's places say.
     pub gate: Vec<GateLine>,
@@ -156,6 +158,10 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
         Some(LinkError::Exception { .. }) => "refuses",
         Some(_) => "silent",
     };
+    if report.result == "silent" {
+        // Whatever came was no reply.
+        report.reply_ms = None;
+    }
     if let Some(error) = &failed {
         let (sent, received) = last_exchange(&entries);
         let port = match (error, &spec.link) {
@@ -179,8 +185,6 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
     {
         report.is_ours = false;
         report.diagnosis = Some(another_device(wrong));
-    } else if report.reply_ms.is_none() && !spec.link.is_broadcast() {
-        report.result = "silent";
     }
     if options.trace {
         report.trace = entries.iter().map(trace_line).collect();
@@ -195,6 +199,10 @@ fn empty(spec: &MachineSpec, link: &Link) -> ProbeReport {
         frame: spoken(&spec.link),
         address: spec.link.address(),
         unit: spec.link.unit(),
+        unit_is: match spec.link {
+            LinkSpec::Mc(_) => "station",
+            LinkSpec::ModbusTcp(_) | LinkSpec::ModbusRtu(_) => "unit",
+        },
         result: "silent",
         is_ours: true,
         asked: link.proof().to_string(),
