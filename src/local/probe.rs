@@ -25,11 +25,8 @@ pub(super) fn run(global: &Global, config: &GatewayConfig, args: &CheckArgs) -> 
     if let (Some(name), []) = (&wanted, machines.as_slice()) {
         let near = nearest(name, config.machines.iter().map(|m| m.name.as_str()));
         let hint = near.map_or_else(String::new, |near| format!("; did you mean {near:?}?"));
-        tell(&format!(
-            "no machine {name:?} in {}{hint}",
-            global.config.display()
-        ));
-        return Exit::Usage;
+        let why = format!("no machine {name:?} in {}{hint}", global.config.display());
+        return Failure::Usage(why).report(global.json);
     }
     let (Some(runtime), Ok(clock)) = (super::run::runtime(), Clock::new(false, 0)) else {
         return Exit::NotReachable;

@@ -168,3 +168,15 @@ fn other_settings_are_bounded_and_on_a_serial_line_only_asked_for() {
     let others = others(&mc(Code::Binary, Frame::E3), "silent", false);
     assert_eq!(others.len(), 3);
 }
+
+#[test]
+fn a_name_that_nobody_knows_is_no_missing_way() {
+    let unreachable = |why: &str| LinkError::Unreachable {
+        address: "plc:502".into(),
+        why: why.into(),
+    };
+    let unknown = unreachable("failed to lookup address information: Name or service not known");
+    assert_eq!(code_of(&tcp(), &unknown, &[], None), "name_unknown");
+    let no_way = unreachable("No route to host (os error 113)");
+    assert_eq!(code_of(&tcp(), &no_way, &[], None), "no_route");
+}
