@@ -236,6 +236,9 @@ pub struct SinkStatus {
     pub rewound: u64,
 }
 
+/// Bytes of a link, and how many entries were not kept.
+pub type Trace = (Vec<TraceLine>, u64);
+
 /// Everything `GET /v1/status` shows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Status {
@@ -314,7 +317,7 @@ pub trait Backend: Send + Sync + 'static {
         machine: String,
         ms: u64,
         actor: Actor,
-    ) -> Reply<Result<Option<(Vec<TraceLine>, u64)>, Refusal>>;
+    ) -> Reply<Result<Option<Trace>, Refusal>>;
     /// Dead letters of a sink, in the order of their keys as text.
     fn dead_letters(
         &self,

@@ -12,9 +12,8 @@ use super::sink_task::SinkErrand;
 use crate::api::backend::{
     Act, Alarm, Backend, EventsAfter, Health, JournalStatus, Known, MachineStatus, Mode,
     OperationFilter, Page, QueryError, ReadError, Reply, Settlement, SinkAct, SinkStatus, Status,
-    TagStatus,
+    TagStatus, Trace,
 };
-use crate::api::types::TraceLine;
 use crate::core::gateway::{Answer, Refusal};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
 use crate::core::intent::{self, Request};
@@ -723,7 +722,7 @@ impl Backend for Gate {
         machine: String,
         ms: u64,
         actor: Actor,
-    ) -> Reply<Result<Option<(Vec<TraceLine>, u64)>, Refusal>> {
+    ) -> Reply<Result<Option<Trace>, Refusal>> {
         let gate = self.clone();
         Box::pin(async move {
             let shared = gate.machine(&machine).ok_or(Refusal::Stopping)?;

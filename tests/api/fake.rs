@@ -383,7 +383,7 @@ impl Backend for Fake {
         machine: String,
         ms: u64,
         actor: Actor,
-    ) -> Reply<Result<Option<(Vec<TraceLine>, u64)>, Refusal>> {
+    ) -> Reply<Result<Option<Trace>, Refusal>> {
         let mut traced = self.traced.lock().unwrap();
         traced.push((machine, ms, actor));
         let line = TraceLine {
