@@ -1,5 +1,5 @@
-//! Owns: all `unsafe` code: the `sync_file_range` symbol, the kernel's clock state, the RS-485 mode of a
-//! serial driver, kill points.
+//! Owns: all `unsafe` code: the `sync_file_range` symbol, the kernel's clock state, the RS-485 mode and the
+//! counters of a serial driver, kill points.
 //! May call: libc symbols, rustix.
 //! Never: hold policy; anything here is a thin, safe function around one system call.
 #![allow(unsafe_code)]
@@ -68,6 +68,59 @@ pub fn set_rs485(fd: std::os::fd::RawFd) -> std::io::Result<()> {
     match unsafe { ioctl(fd, TIOCSRS485, mode.as_mut_ptr()) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// What a serial driver has counted on its line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LineErrors {
+    /// Characters that came.
+    pub received: u32,
+    /// Characters without a stop bit where one must be.
+    pub framing: u32,
+    /// Characters whose parity does not hold.
+    pub parity: u32,
+    /// Characters that came before the last was taken.
+    pub overrun: u32,
+    /// The line stood at zero for longer than a character.
+    pub breaks: u32,
+}
+
+impl LineErrors {
+    /// What was counted since `earlier`.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            received: self.received.wrapping_sub(earlier.received),
+            framing: self.framing.wrapping_sub(earlier.framing),
+            parity: self.parity.wrapping_sub(earlier.parity),
+            overrun: self.overrun.wrapping_sub(earlier.overrun),
+            breaks: self.breaks.wrapping_sub(earlier.breaks),
+        }
+    }
+}
+
+/// What the driver of a serial port has counted; `None` where it does not count (a pseudo-terminal, some adapters).
+#[must_use]
+pub fn line_errors(fd: std::os::fd::RawFd) -> Option<LineErrors> {
+    const TIOCGICOUNT: c_ulong = 0x545D;
+    unsafe extern "C" {
+        fn ioctl(fd: c_int, request: c_ulong, ...) -> c_int;
+    }
+    // `struct serial_icounter_struct`: cts, dsr, rng, dcd, rx, tx, frame, overrun, parity, brk, buf_overrun,
+    // nine reserved.
+    let mut counts = [0_u32; 20];
+    // SAFETY: the request writes one `struct serial_icounter_struct`, 20 integers, which `counts` is; a
+    // descriptor that is not open is reported by errno.
+    match unsafe { ioctl(fd, TIOCGICOUNT, counts.as_mut_ptr()) } {
+        0 => Some(LineErrors {
+            received: counts[4],
+            framing: counts[6],
+            parity: counts[8],
+            overrun: counts[7],
+            breaks: counts[9],
+        }),
+        _ => None,
     }
 }
 

@@ -477,6 +477,48 @@ fn acts_reach_the_gateway_and_their_answers_the_caller() {
 
 // covers: CMD-09, OPS-02
 #[test]
+fn a_links_bytes_are_for_administrators_bounded_and_for_one_at_a_time() {
+    let gateway = Gateway::start();
+    let path = "/v1/machines/press-1/trace";
+    for wrong in [
+        r#"{}"#,
+        r#"{"for":"0ms"}"#,
+        r#"{"for":"61s"}"#,
+        r#"{"for":5}"#,
+    ] {
+        assert_eq!(
+            problem(gateway.post(path, wrong)).2["field"],
+            "for",
+            "{wrong}"
+        );
+    }
+    let nowhere = gateway.post("/v1/machines/press-9/trace", r#"{"for":"1s"}"#);
+    assert_eq!(problem(nowhere).1, "unknown_machine");
+    assert!(gateway.fake.traced.lock().unwrap().is_empty());
+    let shown = text(&gateway.cli(&["machine", "press-1", "--trace", "2s"]).stdout);
+    assert!(
+        shown.contains("08:00:00.123 > 2 bytes\n    41 00 "),
+        "{shown}"
+    );
+    assert!(shown.contains("3 more entries were not kept"), "{shown}");
+    let taken = problem(gateway.post(path, r#"{"for":"1s"}"#));
+    assert_eq!((taken.0, taken.1.as_str()), (503, "busy"));
+    let traced = gateway.fake.traced.lock().unwrap().clone();
+    assert_eq!((traced[0].0.as_str(), traced[0].1), ("press-1", 2_000));
+    let rules = vec![RoleRule {
+        who: Who::Uid(own_uid()),
+        role: Role::Resolver,
+    }];
+    gateway
+        .roles
+        .send_replace(Arc::new(Roles { rules, own_uid: 1 }));
+    assert_eq!(problem(gateway.post(path, r#"{"for":"1s"}"#)).0, 403);
+    let denied = gateway.fake.denied.lock().unwrap().clone();
+    assert_eq!(denied[0].1, "trace machine press-1");
+}
+
+// covers: CMD-09, OPS-02
+#[test]
 fn a_viewer_may_query_and_nothing_else_and_the_refusal_is_told_to_the_journal() {
     let gateway = Gateway::start();
     let give = |role| {

@@ -1,7 +1,8 @@
 //! Owns: what the interface needs of the running gateway, as one trait, and the shapes it shows.
-//! May call: core types.
+//! May call: core types, the shapes of a trace.
 //! Never: know how the gateway does it.
 
+use super::types::TraceLine;
 pub use crate::core::gateway::{Act, Verdict};
 use crate::core::gateway::{Answer, Refusal};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
@@ -235,6 +236,9 @@ pub struct SinkStatus {
     pub rewound: u64,
 }
 
+/// Bytes of a link, and how many entries were not kept.
+pub type Trace = (Vec<TraceLine>, u64);
+
 /// Everything `GET /v1/status` shows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Status {
@@ -300,12 +304,20 @@ pub trait Backend: Send + Sync + 'static {
     fn machines(&self) -> Vec<Arc<MachineSpec>>;
     /// The last polled values of one machine.
     fn tags(&self, machine: String) -> Reply<Result<Vec<TagStatus>, ReadError>>;
-    /// Reads named tags from the device now.
+    /// Reads tags from the device now, each by its name or as a place (`holding:100/u32`).
     fn read_now(
         &self,
         machine: String,
         tags: Vec<String>,
     ) -> Reply<Result<Vec<TagStatus>, ReadError>>;
+    /// Looks at the bytes of a machine's link for `ms`, on record; then what went, and how many entries were not
+    /// kept. `None`: somebody looks already.
+    fn trace(
+        &self,
+        machine: String,
+        ms: u64,
+        actor: Actor,
+    ) -> Reply<Result<Option<Trace>, Refusal>>;
     /// Dead letters of a sink, in the order of their keys as text.
     fn dead_letters(
         &self,

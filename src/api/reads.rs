@@ -15,6 +15,7 @@ use super::{metrics, policy, stream};
 use crate::core::gateway::Refusal;
 use crate::core::ids::{CommitNo, EventKey};
 use crate::core::lifecycle::Actor;
+use crate::core::place::parse_place;
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{KeepAlive, Sse};
@@ -140,12 +141,30 @@ pub(super) async fn tags(
 ) -> Outcome {
     app.require(&actor, Permission::Query, "read tags").await?;
     known(&params, &["read", "now"])?;
+    let now = match params.get("now").map(String::as_str) {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(other) => {
+            return Err(Problem::invalid(
+                "now",
+                format!("{other:?}"),
+                "true or false",
+            ));
+        }
+    };
     let machines = app.backend.machines();
     let spec = machines.iter().find(|machine| machine.name == name);
     let spec = spec.ok_or_else(|| unknown_machine(&app, &name))?;
     let mut wanted: Vec<String> = Vec::new();
     for tag in params.get("read").iter().flat_map(|names| names.split(',')) {
         let known = || spec.tags.iter().map(|tag| tag.name.as_str());
+        // Any place at all, and not only those that a person has named for viewers.
+        if now && !known().any(|known| known == tag) && parse_place(&spec.link, tag).is_some() {
+            let action = format!("read {tag} of {name}");
+            app.require(&actor, Permission::Submit, &action).await?;
+            wanted.push(tag.to_owned());
+            continue;
+        }
         if !known().any(|known| known == tag) {
             let near = nearest(tag, known());
             let hint = near.map_or_else(String::new, |near| format!("; did you mean {near:?}?"));
@@ -158,17 +177,6 @@ pub(super) async fn tags(
         }
         wanted.push(tag.to_owned());
     }
-    let now = match params.get("now").map(String::as_str) {
-        None | Some("false") => false,
-        Some("true") => true,
-        Some(other) => {
-            return Err(Problem::invalid(
-                "now",
-                format!("{other:?}"),
-                "true or false",
-            ));
-        }
-    };
     let found = if now {
         if wanted.is_empty() {
             wanted = spec.tags.iter().map(|tag| tag.name.clone()).collect();

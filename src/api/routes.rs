@@ -144,6 +144,7 @@ pub fn table() -> Vec<Route> {
         same("get", "/v1/machines", get(machines)),
         same("get", "/v1/machines/{machine}", get(machine)),
         same("get", "/v1/machines/{machine}/tags", get(tags)),
+        same("post", "/v1/machines/{machine}/trace", post(trace)),
         same("get", "/v1/policy", get(show_policy)),
         same("get", "/v1/events", get(events)),
         same("get", "/v1/sinks", get(sinks::list_sinks)),
@@ -394,6 +395,39 @@ pub(super) fn busy() -> Problem {
         "busy",
         "as many requests wait here as may; try again in a moment, or without waiting",
     )
+}
+
+/// Longest look at a link's bytes, in milliseconds.
+const TRACE_MS_MAX: u64 = 60_000;
+
+/// `{"for": "5s"}`: the bytes show what commands carry, so that only an administrator sees them.
+async fn trace(
+    State(app): State<App>,
+    Extension(actor): Extension<Actor>,
+    Path(machine): Path<String>,
+    body: Body,
+) -> Outcome {
+    const FOR: &str = "a duration from 1ms to 1min, such as \"5s\"";
+    let action = format!("trace machine {machine}");
+    app.require(&actor, Permission::Administer, &action).await?;
+    let mut fields = Fields::parse(&body.0, &["for"])?;
+    let text = fields.required("for", FOR)?;
+    let ms = parse_duration_ms(&text).filter(|ms| (1..=TRACE_MS_MAX).contains(ms));
+    let ms = ms.ok_or_else(|| Problem::invalid("for", format!("{text:?}"), FOR))?;
+    if !app.backend.machines().iter().any(|m| m.name == machine) {
+        return Err(super::reads::unknown_machine(&app, &machine));
+    }
+    let _permit = app.wait_permit().ok_or_else(busy)?;
+    let mut shutdown = app.shutdown.clone();
+    let found = tokio::select! {
+        found = app.backend.trace(machine.clone(), ms, actor) => found?,
+        () = stopped(&mut shutdown) => return Err(Refusal::Stopping.into()),
+    };
+    let (lines, left_out) = found.ok_or_else(|| {
+        let detail = "somebody looks at this machine's link already; try again when that is over";
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "busy", detail)
+    })?;
+    Ok(Json(json!({"machine": machine, "trace": lines, "left_out": left_out})).into_response())
 }
 
 async fn act(app: &App, actor: Actor, id: &str, needed: Permission, act: Act) -> Outcome {

@@ -214,6 +214,21 @@ pub struct TagView {
     pub read_at: Option<String>,
 }
 
+/// Bytes that went over a link at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs)]
+pub struct TraceLine {
+    pub at: String,
+    /// `sent`, `received` or `unasked`.
+    pub way: String,
+    pub length: usize,
+    pub hex: String,
+    pub ascii: String,
+    /// They may carry a secret argument, and are not shown.
+    pub hidden: bool,
+}
+
 /// State of one sink.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -5,6 +5,7 @@
 pub mod client;
 pub mod exit;
 pub mod text;
+pub mod trace;
 
 mod act;
 mod dead_letters;
@@ -87,8 +88,8 @@ pub struct Global {
 pub enum Command {
     /// Run the gateway
     Run,
-    /// Validate all configuration offline, and print the policy that results
-    Check,
+    /// Validate all configuration offline, and print the policy that results; or ask the machines themselves
+    Check(CheckArgs),
     /// Show the board profile in use, and hold it against this computer
     Board(BoardArgs),
     /// See it work: simulated PLC, gateway and file sink in one directory
@@ -120,7 +121,7 @@ pub enum Command {
     Read {
         /// Which machine
         machine: String,
-        /// Which tags; all of them if none is named
+        /// Which tags, or places such as holding:100, D100, holding:100/u32; all tags if none is named
         tags: Vec<String>,
         /// Show the last polled values instead of reading the device
         #[arg(long)]
@@ -130,6 +131,9 @@ pub enum Command {
     Machine {
         /// Which one
         machine: Option<String>,
+        /// Print the bytes that go over its link from now on, for so long
+        #[arg(long, value_name = "TIME", requires = "machine")]
+        trace: Option<String>,
     },
     /// The command policy table as the running gateway has it
     Policy {
@@ -188,6 +192,23 @@ pub struct DemoArgs {
     /// Exit after the report instead of staying up
     #[arg(long)]
     pub once: bool,
+}
+
+/// Arguments of `check`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct CheckArgs {
+    /// Open the link of one machine, or of all, without a gateway: who answers, how fast, and if nobody does, why. Only reads
+    #[arg(long, value_name = "MACHINE", num_args = 0..=1)]
+    pub probe: Option<Option<String>>,
+    /// Print the bytes that went either way
+    #[arg(long, requires = "probe")]
+    pub trace: bool,
+    /// Try other baud rates, parities and units on a serial line; only reads, but it goes on among others' frames
+    #[arg(long, requires = "probe")]
+    pub search: bool,
+    /// Ask beside a running gateway: the device has a network connection to spare
+    #[arg(long, requires = "probe")]
+    pub beside: bool,
 }
 
 /// Arguments of `board`.
@@ -295,7 +316,7 @@ pub struct Local {
     /// `run`
     pub run: fn(&Global) -> Exit,
     /// `check`
-    pub check: fn(&Global) -> Exit,
+    pub check: fn(&Global, &CheckArgs) -> Exit,
     /// `board`
     pub board: fn(&Global, &BoardArgs) -> Exit,
     /// `demo`
@@ -329,7 +350,7 @@ pub fn dispatch(cli: Cli, local: Local) -> Exit {
     let Cli { global, command } = cli;
     match command {
         Command::Run => (local.run)(&global),
-        Command::Check => (local.check)(&global),
+        Command::Check(args) => (local.check)(&global, &args),
         Command::Board(args) => (local.board)(&global, &args),
         Command::Demo(args) => (local.demo)(&global, &args),
         Command::Sim { file } => (local.sim)(&global, &file),
@@ -383,7 +404,11 @@ async fn remote(
             tags,
             cached,
         } => read::run(client, out, &machine, &tags, cached).await,
-        Command::Machine { machine } => machine::run(client, out, machine.as_deref()).await,
+        Command::Machine {
+            machine: Some(machine),
+            trace: Some(time),
+        } => trace::run(client, out, &machine, &time).await,
+        Command::Machine { machine, .. } => machine::run(client, out, machine.as_deref()).await,
         Command::Policy { machine } => policy::run(client, out, machine.as_deref()).await,
         Command::Events(args) => events::run(client, out, args).await,
         Command::Sinks(args) => sinks::run(client, out, args).await,
@@ -392,7 +417,7 @@ async fn remote(
         Command::Reload => reload::run(client, out).await,
         // Done by `dispatch`.
         Command::Run
-        | Command::Check
+        | Command::Check(_)
         | Command::Board(_)
         | Command::Demo(_)
         | Command::Sim { .. }

@@ -19,6 +19,7 @@ pub mod melsec;
 pub mod numbering;
 pub mod outbox;
 mod outcome;
+pub mod place;
 pub mod policy;
 pub mod record;
 pub mod roles;

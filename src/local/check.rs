@@ -1,22 +1,25 @@
 //! Owns: `holdfast check`.
 //! May call: config, board, the interface's policy table and the command line's printer of it.
-//! Never: touch the journal, or a device.
+//! Never: touch the journal; reach a device but by the probe that was asked for.
 
 use super::run::BOARDS_DIR;
 use holdfast::api::policy::view_policy;
 use holdfast::board::check::{Fit, fit};
 use holdfast::board::host::Host;
-use holdfast::cli::Global;
 use holdfast::cli::exit::Exit;
 use holdfast::cli::policy::show_policy;
 use holdfast::cli::text::{Out, tell};
+use holdfast::cli::{CheckArgs, Global};
 use holdfast::config::{self, GatewayConfig, Problem};
 use serde_json::{Value as Json, json};
 use std::path::Path;
 
 /// Validates everything, and prints the policy that results (CFG-02).
-pub(crate) fn check(global: &Global) -> Exit {
+pub(crate) fn check(global: &Global, args: &CheckArgs) -> Exit {
     let loaded = config::load(&global.config, Path::new(BOARDS_DIR));
+    if let (Some(_), Ok(config)) = (&args.probe, &loaded) {
+        return super::probe::run(global, config, args);
+    }
     let exit = match loaded {
         Ok(_) => Exit::Done,
         Err(_) => Exit::Configuration,

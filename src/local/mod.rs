@@ -7,6 +7,7 @@ pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod journal;
 mod logging;
+mod probe;
 pub(crate) mod receiver;
 pub(crate) mod run;
 pub(crate) mod upstream;

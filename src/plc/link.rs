@@ -8,6 +8,8 @@ use super::metered::{Clock, Tally, count};
 use super::opener::Opener;
 use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
 use super::port::{Manners, Ports};
+use super::secrets::Secrets;
+use super::tap::Tap;
 use super::turns::{Purpose, Turn};
 use crate::core::contract::{DeviceCode, Exchange, Job, Outcome, Reply};
 use crate::core::serial::Way;
@@ -16,6 +18,7 @@ use crate::core::spec::{
 };
 use crate::core::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use crate::core::values;
+use crate::sys::LineErrors;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -138,6 +141,9 @@ pub struct Link {
     turn: Option<Turn>,
     /// What is done is for a command.
     urgent: bool,
+    secrets: Secrets,
+    /// A late reply may carry a secret.
+    secret_due: bool,
     /// On a line whose replies say not what they answer: one may still be on its way.
     doubted: bool,
 }
@@ -199,6 +205,8 @@ impl Link {
             silent: false,
             turn: None,
             urgent: false,
+            secrets: Secrets::of(spec),
+            secret_due: false,
             doubted: false,
         }
     }
@@ -498,6 +506,35 @@ impl Link {
         Err(Called::not_sent("nothing was read"))
     }
 
+    /// Where the bytes of this link can be looked at.
+    #[must_use]
+    pub fn tap(&self) -> Tap {
+        self.tally.tap.clone()
+    }
+
+    /// What the serial driver has counted on the line since it was opened, where it counts.
+    #[must_use]
+    pub fn line_errors(&self) -> Option<LineErrors> {
+        self.opener.port.as_ref()?.line_errors()
+    }
+
+    /// The read by which a connection proves itself.
+    #[must_use]
+    pub fn proof(&self) -> Span {
+        self.probe
+    }
+
+    /// That read again, and here a refusal is an error too: to be alive is not yet to give what is asked for.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub async fn ask_proof(&mut self) -> Result<(), LinkError> {
+        match self.read_spans(&[self.probe]).await {
+            Ok(_) => Ok(()),
+            Err(called) => Err(self.error(&called, &self.probe.to_string())),
+        }
+    }
+
     /// Counts since the start, by name.
     #[must_use]
     pub fn counters(&self) -> Vec<(String, u64)> {
@@ -531,9 +568,14 @@ impl Link {
         let Some(session) = &mut self.session else {
             return Called::not_sent("not connected");
         };
+        let secret = self.secrets.touch(ask);
+        self.tally.tap.hide(secret || self.secret_due);
         let ident = self.ident;
         self.ident = self.ident.wrapping_add(1);
+        self.secret_due |= secret;
         let called = session.call(ident, ask).await;
+        // A reply of its own to the request, and so none to an earlier one is still to come.
+        self.secret_due &= !called.end.is_matched();
         if let (Some(turn), LinkSpec::ModbusRtu(link), false) =
             (&turn, &self.spec, called.end.is_matched())
         {
@@ -572,7 +614,7 @@ impl Link {
             self.disconnect("the line was closed");
             return Err("the line was closed".into());
         }
-        if let Err(error) = port.quiet(&manners, &self.tally).await {
+        if let Err(error) = port.quiet(&manners, &self.clock, &self.tally).await {
             let why = error.to_string();
             self.disconnect(&why);
             self.ended.clone_from(&why);

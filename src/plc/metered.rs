@@ -2,8 +2,10 @@
 //! May call: core time; the socket.
 //! Never: pass on a byte that was not compared with the request; write after an abort.
 
+use super::tap::{Tap, TraceWay};
 use crate::core::contract::REPLY_BYTES_MAX;
 use crate::core::time::{Now, Stamp};
+use crate::sys::LineErrors;
 use std::fmt;
 use std::io::{Error, ErrorKind, Result};
 use std::pin::Pin;
@@ -89,6 +91,10 @@ pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {
     }
     /// Makes the coming close discard what the kernel still holds.
     fn abort_on_close(&self);
+    /// What the serial driver has counted on the line.
+    fn line_errors(&self) -> Option<LineErrors> {
+        None
+    }
     /// Has the kernel discard what it has not sent yet, where the line stays open.
     fn discard_unsent(&self) {}
 }
@@ -130,6 +136,8 @@ pub(super) struct Tally {
     pub(super) connects: AtomicU64,
     pub(super) connect_failures: AtomicU64,
     pub(super) aborts: AtomicU64,
+    /// Shows the bytes to whoever looks.
+    pub(super) tap: Tap,
 }
 
 pub(super) fn count(counter: &AtomicU64) {
@@ -286,6 +294,11 @@ impl State {
             let what = "the device closed the connection";
             return Poll::Ready(Err(Error::new(ErrorKind::UnexpectedEof, what)));
         }
+        let way = match self.meter.request.is_empty() {
+            true => TraceWay::Unasked,
+            false => TraceWay::Received,
+        };
+        self.tally.tap.note(way, &(self.clock)(), room.filled());
         self.raw.extend_from_slice(room.filled());
         Poll::Ready(Ok(()))
     }
@@ -324,6 +337,7 @@ impl State {
         if taken > 0 {
             self.meter.sent_at.get_or_insert(at);
             self.meter.sent += taken;
+            self.tally.tap.note(TraceWay::Sent, &at, &rest[..taken]);
         }
         Poll::Ready(Ok(taken))
     }

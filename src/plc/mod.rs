@@ -2,6 +2,7 @@
 //! May call: core (types, mailbox, values), sys (the mode of a serial driver).
 //! Never: decide what an outcome means for an operation; write on a link in doubt; write anything again.
 
+pub mod diagnose;
 mod exchange;
 mod gate;
 pub mod link;
@@ -15,7 +16,9 @@ pub mod plan;
 pub mod port;
 mod remote;
 mod rtu;
-mod serial;
+pub mod secrets;
+pub mod serial;
 pub mod source;
+pub mod tap;
 mod turns;
 mod wire;

@@ -5,9 +5,11 @@
 use super::exchange::{Ask, Called, End, Framed};
 use super::metered::{Clock, Line, Tally, Wire};
 use super::rtu::{RtuCodec, RtuFraming};
+use super::tap::TraceWay;
 use super::turns::{Purpose, Turn, Turns};
 use super::{serial, wire};
 use crate::core::serial::{ModbusRtu, Way};
+use crate::sys::LineErrors;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, Result};
@@ -66,6 +68,8 @@ impl Manners {
 struct Opened {
     wire: Box<dyn Wire>,
     number: u64,
+    /// As they stood at the opening.
+    line_errors: Option<LineErrors>,
 }
 
 #[derive(Default)]
@@ -77,6 +81,8 @@ struct State {
     busy_until: Option<Instant>,
     /// The silence without which the line is not used again.
     doubt: Option<Duration>,
+    /// What is in doubt may carry a secret.
+    hidden: bool,
     unanswered: u32,
     noise_logged: Option<Instant>,
 }
@@ -123,10 +129,22 @@ impl Port {
         let mut state = self.state();
         state.number += 1;
         let number = state.number;
-        state.opened = Some(Opened { wire, number });
+        let line_errors = wire.line_errors();
+        state.opened = Some(Opened {
+            wire,
+            number,
+            line_errors,
+        });
         state.doubt = Some(manners.settle);
         state.unanswered = 0;
         number
+    }
+
+    /// What the driver has counted on the line since it was opened, where it counts.
+    pub(super) fn line_errors(&self) -> Option<LineErrors> {
+        let state = self.state();
+        let opened = state.opened.as_ref()?;
+        Some(opened.wire.line_errors()?.since(opened.line_errors?))
     }
 
     fn is_open(&self, number: u64) -> bool {
@@ -147,7 +165,12 @@ impl Port {
 
     /// Waits until a request may go: silence between frames, and after a doubt as long as a late reply may take.
     /// What comes meanwhile is nobody's. The caller has the turn.
-    pub(super) async fn quiet(&self, manners: &Manners, tally: &Tally) -> Result<()> {
+    pub(super) async fn quiet(
+        &self,
+        manners: &Manners,
+        clock: &Clock,
+        tally: &Tally,
+    ) -> Result<()> {
         let gap = self.gap() + manners.turnaround;
         let doubt = self.state().doubt;
         let silence = doubt.unwrap_or_default().max(gap);
@@ -160,6 +183,14 @@ impl Port {
         };
         let mut noise = Vec::new();
         while let Ok(read) = timeout_at(until, self.read_some(&mut noise)).await {
+            let fresh = read.as_ref().map_or(0, |read| noise.len().min(*read));
+            let hidden = tally.tap.is_hiding();
+            tally.tap.hide(hidden || self.state().hidden);
+            let now = clock();
+            tally
+                .tap
+                .note(TraceWay::Unasked, &now, &noise[noise.len() - fresh..]);
+            tally.tap.hide(hidden);
             let read = read.inspect_err(|_| self.close())?;
             tally.noise_bytes.fetch_add(read as u64, Relaxed);
             until = Instant::now() + silence;
@@ -170,7 +201,9 @@ impl Port {
                 )));
             }
         }
-        self.state().doubt = None;
+        let mut state = self.state();
+        (state.doubt, state.hidden) = (None, false);
+        drop(state);
         self.log_noise(&noise);
         Ok(())
     }
@@ -265,9 +298,10 @@ impl Port {
     }
 
     /// A request that nothing matched: its reply may still come, and must find nobody waiting.
-    fn doubt(&self, doubt: Doubt, settle: Duration) {
+    fn doubt(&self, doubt: Doubt, settle: Duration, hidden: bool) {
         let mut state = self.state();
         state.doubt = Some(settle);
+        state.hidden |= hidden;
         state.unanswered = state.unanswered.saturating_add(1);
         if let (Some(opened), Doubt::Unsent) = (&state.opened, doubt) {
             opened.wire.discard_unsent();
@@ -334,6 +368,7 @@ pub(super) struct OnPort {
     port: Arc<Port>,
     number: u64,
     framed: Framed,
+    tally: Arc<Tally>,
     manners: Manners,
 }
 
@@ -355,11 +390,13 @@ impl OnPort {
         let framing = Box::new(RtuFraming::new(link.echo));
         let line = Line::new(wire, framing, clock, Arc::clone(&tally));
         let timeout = Duration::from_millis(link.timeout_ms);
+        let shown = Arc::clone(&tally);
         let codec = Box::new(RtuCodec::new(link));
         Ok(Self {
             port,
             number,
             framed: Framed::over(codec, line, tally, timeout),
+            tally: shown,
             manners,
         })
     }
@@ -376,6 +413,7 @@ impl OnPort {
     pub(super) async fn call(&mut self, ident: u16, ask: &Ask) -> Called {
         let mut guard = DoubtUnlessMatched {
             port: &self.port,
+            tally: &self.tally,
             settle: self.manners.settle,
             end: Some(Doubt::Unsent),
         };
@@ -404,6 +442,7 @@ enum Doubt {
 
 struct DoubtUnlessMatched<'a> {
     port: &'a Port,
+    tally: &'a Tally,
     settle: Duration,
     end: Option<Doubt>,
 }
@@ -411,7 +450,8 @@ struct DoubtUnlessMatched<'a> {
 impl Drop for DoubtUnlessMatched<'_> {
     fn drop(&mut self) {
         if let Some(doubt) = self.end {
-            self.port.doubt(doubt, self.settle);
+            let hidden = self.tally.tap.is_hiding();
+            self.port.doubt(doubt, self.settle, hidden);
         }
     }
 }

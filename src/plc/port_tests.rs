@@ -274,7 +274,11 @@ async fn a_line_that_never_falls_silent_is_said_to_be_so() {
     manners.settle = Duration::from_millis(800);
     port.settle(&manners);
     let tally = Tally::default();
-    let error = port.quiet(&manners, &tally).await.unwrap_err().to_string();
+    let error = port
+        .quiet(&manners, &clock(), &tally)
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("does not fall silent"), "{error}");
     assert!(tally.noise_bytes.load(Relaxed) > 1_000);
     babble.abort();

@@ -142,6 +142,21 @@ fn sight(request: &[u8], bytes: &[u8]) -> Sight {
     }
 }
 
+/// The unit whose reply, whole and sound, is among `bytes`; for people who look for whom they hear.
+pub(super) fn unit_of_sound_frame(bytes: &[u8]) -> Option<u8> {
+    (0..bytes.len()).find_map(|at| {
+        let rest = &bytes[at..];
+        let counted = rest.get(2).map_or(0, |count| usize::from(*count) + 5);
+        let sound = |length: &usize| rest.get(..*length).is_some_and(is_sound);
+        let lengths = [EXCEPTION_BYTES, counted, ECHO_BYTES];
+        lengths
+            .iter()
+            .filter(|l| **l >= EXCEPTION_BYTES)
+            .any(sound)
+            .then(|| rest[0])
+    })
+}
+
 /// The frames of Modbus RTU, as one unit's requests see them.
 pub(super) struct RtuFraming {
     echo: bool,

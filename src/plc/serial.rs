@@ -7,6 +7,7 @@ use crate::core::serial::{Parity, SerialLine};
 use std::fs;
 use std::io::{Error, Result};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -56,14 +57,61 @@ fn open_now(line: &SerialLine) -> Result<Box<dyn Wire>> {
     Ok(Box::new(SerialWire(stream)))
 }
 
+/// Why a port does not open, as far as can be seen from outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// There is no such device file.
+    Missing,
+    /// These processes have it open.
+    InUse(Vec<String>),
+    /// This user may not.
+    Forbidden {
+        /// Those who may.
+        group: String,
+    },
+    /// None of these.
+    Other,
+}
+
+/// What stands in the way of opening `path`.
+#[must_use]
+pub fn trouble(path: &str) -> Trouble {
+    use rustix::fs::{Access, access};
+    if fs::canonicalize(path).is_err() {
+        return Trouble::Missing;
+    }
+    if access(path, Access::READ_OK | Access::WRITE_OK) == Err(rustix::io::Errno::ACCESS) {
+        return Trouble::Forbidden { group: group(path) };
+    }
+    match holders(path) {
+        none if none.is_empty() => Trouble::Other,
+        holders => Trouble::InUse(holders),
+    }
+}
+
+/// The group of the device file, by its name where it has one.
+fn group(path: &str) -> String {
+    let gid = fs::metadata(path).map_or(0, |file| file.gid());
+    let all = fs::read_to_string("/etc/group").unwrap_or_default();
+    let named = all.lines().find_map(|line| {
+        let mut parts = line.split(':');
+        let name = parts.next()?;
+        (parts.nth(1)?.parse() == Ok(gid)).then(|| name.to_owned())
+    });
+    named.unwrap_or_else(|| gid.to_string())
+}
+
 fn refused(path: &str, why: &str) -> Error {
-    let text = match (fs::canonicalize(path), holders(path)) {
-        (Err(_), _) => format!("serial port {path} is not there: is the adapter plugged in?"),
-        (Ok(_), holders) if !holders.is_empty() => format!(
+    let text = match trouble(path) {
+        Trouble::Missing => format!("serial port {path} is not there: is the adapter plugged in?"),
+        Trouble::Forbidden { group } => format!(
+            "serial port {path} cannot be opened: {why}; this user may not: add it to group {group}"
+        ),
+        Trouble::InUse(holders) => format!(
             "serial port {path} is in use by {}: end that process",
             holders.join(", ")
         ),
-        (Ok(_), _) => format!(
+        Trouble::Other => format!(
             "serial port {path} cannot be opened: {why}; is it in use by another user's process, and may this user \
              open it (group dialout)?"
         ),
@@ -138,6 +186,9 @@ impl Wire for SerialWire {
     }
     fn abort_on_close(&self) {
         self.discard_unsent();
+    }
+    fn line_errors(&self) -> Option<crate::sys::LineErrors> {
+        crate::sys::line_errors(self.0.as_raw_fd())
     }
     fn discard_unsent(&self) {
         let _ = self.0.clear(ClearBuffer::Output);

@@ -5,22 +5,25 @@
 use super::clock::Clock;
 use super::engine::{Message, Snapshot, Switchboard};
 use super::machine_task::{Errand, Shared};
+use super::probe::trace_line;
 use super::progress::Progress;
 use super::sink_state::SinkShared;
 use super::sink_task::SinkErrand;
 use crate::api::backend::{
     Act, Alarm, Backend, EventsAfter, Health, JournalStatus, Known, MachineStatus, Mode,
     OperationFilter, Page, QueryError, ReadError, Reply, Settlement, SinkAct, SinkStatus, Status,
-    TagStatus,
+    TagStatus, Trace,
 };
 use crate::core::gateway::{Answer, Refusal};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
 use crate::core::intent::{self, Request};
 use crate::core::lifecycle::Actor;
+use crate::core::place::parse_place;
 use crate::core::record::{DeadLetter, EventRecord, Operation, Position, Record, Stored};
-use crate::core::spec::{Action, Class, MachineSpec, Quality, Scalar, Value};
+use crate::core::spec::{Action, Class, MachineSpec, Quality, Scalar, Tag, Value};
 use crate::core::time::Stamp;
 use crate::journal::{OperationQuery, Reader};
+use crate::plc::secrets::is_secret;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -665,6 +668,7 @@ impl Backend for Gate {
             let mut points = Vec::new();
             for name in &tags {
                 let tag = shared.spec.tags.iter().find(|tag| tag.name == *name);
+                let tag = tag.cloned().or_else(|| place_as_tag(&shared.spec, name));
                 let tag = tag.ok_or_else(|| {
                     let known = shared.spec.tags.iter().map(|tag| tag.name.as_str());
                     let nearest = intent::nearest(name, known)
@@ -674,7 +678,8 @@ impl Backend for Gate {
                         nearest.unwrap_or_default()
                     ))
                 })?;
-                points.push((tag.clone(), (tag.name.clone(), tag.at)));
+                let point = (tag.name.clone(), tag.at);
+                points.push((tag, point));
             }
             let asked = points.iter().map(|(_, point)| point.clone()).collect();
             let values = gate.read_device(&machine, asked).await.map_err(|why| {
@@ -709,6 +714,34 @@ impl Backend for Gate {
             let mut status: Vec<TagStatus> = status.collect();
             gate.mark_mismatch(&machine, &mut status).await;
             Ok(status)
+        })
+    }
+
+    fn trace(
+        &self,
+        machine: String,
+        ms: u64,
+        actor: Actor,
+    ) -> Reply<Result<Option<Trace>, Refusal>> {
+        let gate = self.clone();
+        Box::pin(async move {
+            let shared = gate.machine(&machine).ok_or(Refusal::Stopping)?;
+            let Some(tap) = shared.tap.get() else {
+                return Err(Refusal::Stopping);
+            };
+            // On record first: who saw bytes is known even if the gateway ends meanwhile.
+            let record = Record::Audit {
+                actor,
+                action: format!("trace machine {machine} for {ms} ms"),
+                result: "asked for".into(),
+            };
+            gate.keep_record(record).await?;
+            let Some(look) = tap.open(&gate.0.clock.now(), ms) else {
+                return Ok(None);
+            };
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+            let (entries, left_out) = look.end();
+            Ok(Some((entries.iter().map(trace_line).collect(), left_out)))
         })
     }
 
@@ -789,6 +822,19 @@ impl Backend for Gate {
     fn health(&self) -> Health {
         self.0.progress.health(self.0.clock.now().boottime_ns)
     }
+}
+
+/// A place that was typed, unless a secret argument is written to it.
+fn place_as_tag(spec: &MachineSpec, text: &str) -> Option<Tag> {
+    let at = parse_place(&spec.link, text).filter(|at| !is_secret(spec, at))?;
+    Some(Tag {
+        name: text.to_owned(),
+        at,
+        unit: None,
+        poll_ms: 0,
+        no_value: Vec::new(),
+        group: None,
+    })
 }
 
 impl Gate {

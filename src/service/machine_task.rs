@@ -17,8 +17,9 @@ use crate::plc::link::{Link, Reading};
 use crate::plc::plan::{PointId, PollPlan};
 use crate::plc::port::Ports;
 use crate::plc::source::SourcePlan;
+use crate::plc::tap::Tap;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -143,6 +144,8 @@ pub struct Shared {
     readings: RwLock<HashMap<usize, Seen>>,
     counters: RwLock<Vec<(String, u64)>>,
     notes: RwLock<Vec<String>>,
+    /// Where its link's bytes can be looked at, once its task is there.
+    pub tap: OnceLock<Tap>,
     /// Whether a connection stands.
     pub connected: watch::Sender<bool>,
 }
@@ -165,6 +168,7 @@ impl Shared {
             readings: RwLock::default(),
             counters: RwLock::default(),
             notes: RwLock::default(),
+            tap: OnceLock::new(),
             connected: watch::Sender::new(false),
         }
     }
@@ -289,8 +293,10 @@ impl MachineTask {
         let spec = Arc::clone(&shared.spec);
         let seed =
             crate::core::jitter::Jitter::new(clock.now().boottime_ns ^ spec.name.len() as u64);
+        let link = Link::on(ports, &spec, clock.reader());
+        let _ = shared.tap.set(link.tap());
         Self {
-            link: Link::on(ports, &spec, clock.reader()),
+            link,
             plan: PollPlan::new(&spec),
             sources: SourcePlan::new(&spec),
             put_off: VecDeque::new(),

@@ -8,6 +8,7 @@ pub mod computer;
 pub mod engine;
 pub mod machine_task;
 mod place;
+pub mod probe;
 pub mod progress;
 mod sink_errands;
 mod sink_state;

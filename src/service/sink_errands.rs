@@ -59,7 +59,7 @@ impl Gate {
             })
     }
 
-    async fn keep_record(&self, record: Record) -> Result<(), Refusal> {
+    pub(super) async fn keep_record(&self, record: Record) -> Result<(), Refusal> {
         let kept = self.ask(|reply| Message::Keep(Box::new(record), reply));
         kept.await.ok_or(Refusal::Stopping)
     }

@@ -5,6 +5,7 @@
 use holdfast::api::backend::*;
 use holdfast::api::roles::Roles;
 use holdfast::api::server::{Limits, bind, serve_on};
+use holdfast::api::types::TraceLine;
 use holdfast::cli::client::{Client, Raw};
 use holdfast::cli::exit::Failure;
 use holdfast::core::gateway::{Answer, Refusal};
@@ -188,6 +189,7 @@ pub(crate) struct Fake {
     pub(crate) acts: Mutex<Vec<Act>>,
     pub(crate) settled: Mutex<Vec<(EventKey, Settlement, String)>>,
     pub(crate) sink_acts: Mutex<Vec<(String, SinkAct, String)>>,
+    pub(crate) traced: Mutex<Vec<(String, u64, Actor)>>,
     pub(crate) query: Mutex<Result<Vec<(String, Value)>, QueryError>>,
     pub(crate) reload: Mutex<Result<String, String>>,
     pub(crate) mode: Mutex<Mode>,
@@ -207,6 +209,7 @@ impl Fake {
             acts: Mutex::default(),
             settled: Mutex::default(),
             sink_acts: Mutex::default(),
+            traced: Mutex::default(),
             query: Mutex::new(Ok(vec![("status".into(), Value::Int(3))])),
             reload: Mutex::new(Ok("1 machine changed".into())),
             mode: Mutex::new(Mode::Normal),
@@ -374,6 +377,24 @@ impl Backend for Fake {
     }
     fn read_now(&self, _: String, _: Vec<String>) -> Reply<Result<Vec<TagStatus>, ReadError>> {
         ready(Err(ReadError::Device("press-1 does not answer".into())))
+    }
+    fn trace(
+        &self,
+        machine: String,
+        ms: u64,
+        actor: Actor,
+    ) -> Reply<Result<Option<Trace>, Refusal>> {
+        let mut traced = self.traced.lock().unwrap();
+        traced.push((machine, ms, actor));
+        let line = TraceLine {
+            at: "2026-11-30T08:00:00.123456Z".into(),
+            way: "sent".into(),
+            length: 2,
+            hex: "41 00".into(),
+            ascii: "A.".into(),
+            hidden: false,
+        };
+        ready(Ok((traced.len() < 2).then(|| (vec![line], 3))))
     }
     fn dead_letters(
         &self,

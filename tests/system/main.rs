@@ -42,6 +42,7 @@ mod outside;
 mod peers;
 mod postgres_server;
 mod postgres_sink;
+mod probe;
 mod receiver;
 mod scene_c;
 mod serial;
