@@ -171,7 +171,7 @@ fn machines(
                     .next()
                 {
                     let expected =
-                        "one speed, one character format and one echo for everybody on a line";
+                        "one protocol, one speed, one character format and one echo for everybody on a line";
                     item.problem(
                         found,
                         expected,

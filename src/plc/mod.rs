@@ -2,6 +2,7 @@
 //! May call: core (types, mailbox, values), sys (the mode of a serial driver).
 //! Never: decide what an outcome means for an operation; write on a link in doubt; write anything again.
 
+mod echo;
 mod exchange;
 mod gate;
 pub mod link;

@@ -1,13 +1,14 @@
 //! Owns: a line that several machines may share: its one opening, its silences, what came unasked on it.
-//! May call: exchange, metered, rtu, serial, turns, wire of this room; core serial.
+//! May call: exchange, melsec, metered, rtu, serial, turns, wire of this room; core serial, spec.
 //! Never: send before the line was silent for as long as it must be; judge a reply.
 
-use super::exchange::{Ask, Called, End, Framed};
-use super::metered::{Clock, Line, Tally, Wire};
+use super::exchange::{Ask, Called, Codec, End, Framed};
+use super::metered::{Clock, Framing, Line, Tally, Wire};
 use super::rtu::{RtuCodec, RtuFraming};
 use super::turns::{Purpose, Turn, Turns};
-use super::{serial, wire};
-use crate::core::serial::{ModbusRtu, Way};
+use super::{melsec, serial, wire};
+use crate::core::serial::Way;
+use crate::core::spec::LinkSpec;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, Result};
@@ -46,20 +47,40 @@ impl Ports {
 }
 
 /// How a line is treated, as one machine's configuration has it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Manners {
-    settle: Duration,
+    pub(super) settle: Duration,
     turnaround: Duration,
     timeout_ms: u64,
+    /// What is sent after a doubt, before the silence, so that nobody waits for the rest of a request.
+    resync: Vec<u8>,
 }
 
 impl Manners {
-    pub(super) fn of(link: &ModbusRtu) -> Self {
-        Self {
-            settle: Duration::from_millis(link.settle_ms),
-            turnaround: Duration::from_millis(link.turnaround_ms),
-            timeout_ms: link.timeout_ms,
-        }
+    /// Nothing where the connection is the machine's own.
+    pub(super) fn of(link: &LinkSpec) -> Option<Self> {
+        let line = link.on_line()?;
+        Some(Self {
+            settle: Duration::from_millis(line.settle_ms),
+            turnaround: Duration::from_millis(line.turnaround_ms),
+            timeout_ms: link.timeout_ms(),
+            resync: match link {
+                LinkSpec::C24(link) => melsec::resync(link),
+                _ => Vec::new(),
+            },
+        })
+    }
+}
+
+/// What is spoken on a line.
+fn spoken(link: &LinkSpec) -> Option<(Box<dyn Framing>, Box<dyn Codec>)> {
+    match link {
+        LinkSpec::ModbusTcp(_) | LinkSpec::Mc(_) => None,
+        LinkSpec::ModbusRtu(link) => Some((
+            Box::new(RtuFraming::new(link.echo)),
+            Box::new(RtuCodec::new(link)),
+        )),
+        LinkSpec::C24(link) => Some(melsec::on_line(link)),
     }
 }
 
@@ -77,6 +98,8 @@ struct State {
     busy_until: Option<Instant>,
     /// The silence without which the line is not used again.
     doubt: Option<Duration>,
+    /// What goes out before that silence begins.
+    resync: Vec<u8>,
     unanswered: u32,
     noise_logged: Option<Instant>,
 }
@@ -125,6 +148,7 @@ impl Port {
         let number = state.number;
         state.opened = Some(Opened { wire, number });
         state.doubt = Some(manners.settle);
+        state.resync.clone_from(&manners.resync);
         state.unanswered = 0;
         number
     }
@@ -148,13 +172,14 @@ impl Port {
     /// Waits until a request may go: silence between frames, and after a doubt as long as a late reply may take.
     /// What comes meanwhile is nobody's. The caller has the turn.
     pub(super) async fn quiet(&self, manners: &Manners, tally: &Tally) -> Result<()> {
+        self.resynchronise().await?;
         let gap = self.gap() + manners.turnaround;
         let doubt = self.state().doubt;
         let silence = doubt.unwrap_or_default().max(gap);
         let began = Instant::now();
         let most = began + silence + Duration::from_millis(DRAIN_MS_MAX);
         let mut until = match (doubt, self.state().busy_until) {
-            (Some(silence), _) => began + silence,
+            (Some(silence), busy) => busy.map_or(began, |busy| busy.max(began)) + silence,
             (None, Some(busy)) => busy + gap,
             (None, None) => began,
         };
@@ -172,6 +197,18 @@ impl Port {
         }
         self.state().doubt = None;
         self.log_noise(&noise);
+        Ok(())
+    }
+
+    /// Has whoever waits for the rest of a request drop it. It proves nothing about that request.
+    async fn resynchronise(&self) -> Result<()> {
+        let resync = std::mem::take(&mut self.state().resync);
+        let mut rest = resync.as_slice();
+        while !rest.is_empty() {
+            let sent = poll_fn(|cx| self.poll_write(cx, None, rest)).await;
+            let sent = sent.inspect_err(|_| self.close())?;
+            rest = &rest[sent.min(rest.len())..];
+        }
         Ok(())
     }
 
@@ -229,9 +266,14 @@ impl Port {
         Poll::Ready(read)
     }
 
-    fn poll_write(&self, cx: &mut Context<'_>, number: u64, bytes: &[u8]) -> Poll<Result<usize>> {
+    fn poll_write(
+        &self,
+        cx: &mut Context<'_>,
+        number: Option<u64>,
+        bytes: &[u8],
+    ) -> Poll<Result<usize>> {
         let mut state = self.state();
-        let opened = state.opened_as(Some(number))?;
+        let opened = state.opened_as(number)?;
         let taken = ready!(Pin::new(opened.wire.as_mut()).poll_write(cx, bytes));
         match &taken {
             Ok(count) => {
@@ -265,9 +307,10 @@ impl Port {
     }
 
     /// A request that nothing matched: its reply may still come, and must find nobody waiting.
-    fn doubt(&self, settle: Duration) {
+    fn doubt(&self, manners: &Manners) {
         let mut state = self.state();
-        state.doubt = Some(settle);
+        state.doubt = Some(manners.settle);
+        state.resync.clone_from(&manners.resync);
         state.unanswered = state.unanswered.saturating_add(1);
         if let Some(opened) = &state.opened {
             opened.wire.discard_unsent();
@@ -308,7 +351,7 @@ impl AsyncRead for PortWire {
 
 impl AsyncWrite for PortWire {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
-        self.port.poll_write(cx, self.number, bytes)
+        self.port.poll_write(cx, Some(self.number), bytes)
     }
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
         Poll::Ready(Ok(()))
@@ -341,21 +384,21 @@ impl OnPort {
     /// Opens the port if nobody has. The caller has the turn.
     pub(super) async fn open(
         port: &Arc<Port>,
-        link: &ModbusRtu,
+        link: &LinkSpec,
         clock: Clock,
         tally: Arc<Tally>,
     ) -> Result<Self> {
-        let manners = Manners::of(link);
+        let (Some(manners), Some((framing, codec))) = (Manners::of(link), spoken(link)) else {
+            return Err(ErrorKind::NotConnected.into());
+        };
         let number = port.open(&manners).await?;
         let port = Arc::clone(port);
         let wire = Box::new(PortWire {
             port: Arc::clone(&port),
             number,
         });
-        let framing = Box::new(RtuFraming::new(link.echo));
         let line = Line::new(wire, framing, clock, Arc::clone(&tally));
-        let timeout = Duration::from_millis(link.timeout_ms);
-        let codec = Box::new(RtuCodec::new(link));
+        let timeout = Duration::from_millis(link.timeout_ms());
         Ok(Self {
             port,
             number,
@@ -376,7 +419,7 @@ impl OnPort {
     pub(super) async fn call(&mut self, ident: u16, ask: &Ask) -> Called {
         let mut guard = DoubtUnlessMatched {
             port: &self.port,
-            settle: self.manners.settle,
+            manners: &self.manners,
             doubt: true,
         };
         let called = self.framed.call(ident, ask).await;
@@ -395,14 +438,14 @@ impl OnPort {
 
 struct DoubtUnlessMatched<'a> {
     port: &'a Port,
-    settle: Duration,
+    manners: &'a Manners,
     doubt: bool,
 }
 
 impl Drop for DoubtUnlessMatched<'_> {
     fn drop(&mut self) {
         if self.doubt {
-            self.port.doubt(self.settle);
+            self.port.doubt(self.manners);
         }
     }
 }
