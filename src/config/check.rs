@@ -8,8 +8,7 @@ use super::reader::{Node, Table, show_duration};
 use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS};
 use crate::core::serial::Way;
 use crate::core::spec::{
-    Action, Address, Area, Completion, DataType, MachineSpec, MailboxSpec, Tag, TagGroup,
-    Verify,
+    Action, Address, Area, Completion, DataType, MachineSpec, MailboxSpec, Tag, TagGroup, Verify,
 };
 use std::mem::discriminant;
 use std::ops::Range;
@@ -344,12 +343,8 @@ pub(super) fn line_conflict(one: &MachineSpec, other: &MachineSpec) -> Option<St
         true => "other settings",
         false => "another protocol",
     };
-    (one_line.path == line.path && !same).then(|| {
-        format!(
-            "{what} for {} than machine {:?} has",
-            line.path, other.name
-        )
-    })
+    (one_line.path == line.path && !same)
+        .then(|| format!("{what} for {} than machine {:?} has", line.path, other.name))
 }
 
 /// A name that the kernel gives in the order in which adapters are found.

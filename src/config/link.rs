@@ -79,7 +79,10 @@ impl Reach {
                 // SH-080008, ACPU common commands: 256 bits in a read, 160 in a write.
                 let (read_bits, write_bits) = match link.frame {
                     C24Frame::C1 => (256, 160),
-                    _ => (mc_bits_max(link.format.code()), mc_bits_max(link.format.code())),
+                    _ => (
+                        mc_bits_max(link.format.code()),
+                        mc_bits_max(link.format.code()),
+                    ),
                 };
                 let line_bits = C24_BITS_A_WORD * link.read_words_max;
                 Self {
@@ -358,9 +361,7 @@ fn c24(table: &Table<'_>, frame: C24Frame, way: Option<Way>) -> Option<C24Link> 
         settle_ms: silences.settle_ms,
         turnaround_ms: silences.turnaround_ms,
         echo: silences.echo,
-        read_words_max: words
-            .and_then(|n| n.to_u16())
-            .unwrap_or(C24_WORDS_DEFAULT),
+        read_words_max: words.and_then(|n| n.to_u16()).unwrap_or(C24_WORDS_DEFAULT),
         reconnect_ms_min: times.reconnect_ms_min,
         reconnect_ms_max: times.reconnect_ms_max,
         heartbeat_ms: times.heartbeat_ms,

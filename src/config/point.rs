@@ -106,8 +106,12 @@ fn one_c_has(node: &Node<'_>, at: Address) -> bool {
     let kinds = [X, Y, M, L, B, F, Ts, Tc, Tn, Cs, Cc, Cn, D, W, R];
     let fits = kinds.contains(&device.kind) && device.place(number).len() <= ONE_C_CHARS_MAX;
     if !fits {
-        let expected = "a place of five characters at most, of a device that 1C knows, such as D9999";
-        node.wrong::<()>(expected, Some("use a 3C or 4C frame if the module can".into()));
+        let expected =
+            "a place of five characters at most, of a device that 1C knows, such as D9999";
+        node.wrong::<()>(
+            expected,
+            Some("use a 3C or 4C frame if the module can".into()),
+        );
     }
     fits
 }

@@ -556,7 +556,8 @@ impl Link {
 
     /// The turn on a shared line, and that line quiet; nothing where the line is this link's alone.
     async fn quiet_line(&mut self) -> Result<Option<Turn>, String> {
-        let (Some(port), Some(manners)) = (self.opener.port.clone(), Manners::of(&self.spec)) else {
+        let (Some(port), Some(manners)) = (self.opener.port.clone(), Manners::of(&self.spec))
+        else {
             return Ok(None);
         };
         if self.turn.is_none() {

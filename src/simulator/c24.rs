@@ -106,7 +106,10 @@ fn front_ascii(buffer: &[u8], port: &C24Program) -> Front {
         return Front::Junk(1);
     }
     let end = match port.format {
-        3 => buffer.iter().position(|byte| *byte == ETX).map(|at| (at, 1)),
+        3 => buffer
+            .iter()
+            .position(|byte| *byte == ETX)
+            .map(|at| (at, 1)),
         4 => buffer.windows(2).position(|two| two == b"\r\n").map(|at| {
             let sum = if port.sum_check { 2 } else { 0 };
             (at.saturating_sub(sum), 0)
@@ -135,7 +138,10 @@ fn body_end(body: &[u8], port: &C24Program) -> Option<usize> {
         Ok(_) => Some(reader.at),
         Err(mc::BAD_LENGTH) => None,
         // The module finds what is wrong when the line has fallen silent.
-        Err(_) => Some(body.len().saturating_sub(if port.sum_check { 2 } else { 0 })),
+        Err(_) => Some(
+            body.len()
+                .saturating_sub(if port.sum_check { 2 } else { 0 }),
+        ),
     }
 }
 
@@ -188,7 +194,9 @@ fn request(port: &C24Program, head: &[u8], body: &[u8], wrong_sum: bool) -> McFr
     let asked = asked.and_then(|asked| reader.finish(asked));
     let block = if port.format == 2 { 2 } else { 0 };
     let digits = |at: usize| {
-        let text = head.get(at..at + 2).and_then(|two| std::str::from_utf8(two).ok());
+        let text = head
+            .get(at..at + 2)
+            .and_then(|two| std::str::from_utf8(two).ok());
         text.and_then(|text| u8::from_str_radix(text, 16).ok())
     };
     let station = match port.format {
@@ -198,7 +206,11 @@ fn request(port: &C24Program, head: &[u8], body: &[u8], wrong_sum: bool) -> McFr
     McFrame {
         code,
         head: Vec::new(),
-        serial: if block > 0 { digits(0).unwrap_or(0).into() } else { 0 },
+        serial: if block > 0 {
+            digits(0).unwrap_or(0).into()
+        } else {
+            0
+        },
         station: station.unwrap_or(0xFF),
         command,
         sub,
@@ -220,7 +232,9 @@ fn parse(reader: &mut Reader<'_>, frame: C24FrameKind) -> ((u16, u16), Result<Mc
     if frame == C24FrameKind::C1 {
         return ((0x0401, 0), parse_1c(reader));
     }
-    let numbers = reader.word().and_then(|command| Ok((command, reader.word()?)));
+    let numbers = reader
+        .word()
+        .and_then(|command| Ok((command, reader.word()?)));
     match numbers {
         Ok((command, sub)) => ((command, sub), mc::parse_open(reader, command, sub)),
         Err(code) => ((0, 0), Err(code)),
@@ -232,7 +246,11 @@ fn parse_1c(reader: &mut Reader<'_>) -> Result<McRequest, u16> {
     let name = reader.raw(2)?.to_vec();
     reader.raw(1)?;
     let place = reader.raw(5)?.to_vec();
-    let letters = if matches!(place[0], b'T' | b'C') { 2 } else { 1 };
+    let letters = if matches!(place[0], b'T' | b'C') {
+        2
+    } else {
+        1
+    };
     let (row, start) = mc::device_named(&place[..letters], &place[letters..])?;
     let count = match reader.number(1)? {
         0 => 256,
@@ -305,7 +323,11 @@ impl Wrap {
     }
 
     fn summed(&self, text: &[u8]) -> Vec<u8> {
-        let sum = if self.sum_check { sum(text) } else { Vec::new() };
+        let sum = if self.sum_check {
+            sum(text)
+        } else {
+            Vec::new()
+        };
         [&[STX][..], text, &sum].concat()
     }
 
@@ -414,7 +436,10 @@ mod tests {
         ] {
             let found = heard(&port, request);
             assert_eq!(found.station, station);
-            assert!(matches!(found.request, Ok(McRequest::Read { .. })), "{found:?}");
+            assert!(
+                matches!(found.request, Ok(McRequest::Read { .. })),
+                "{found:?}"
+            );
         }
     }
 

@@ -2,8 +2,8 @@
 //! May call: spec, frame, rtu, mc, c24 (which bytes of a reply say what).
 //! Never: decide whether a request has an effect by anything but its own rule.
 
-use super::frame::HEADER_BYTES;
 use super::c24::Wrap;
+use super::frame::HEADER_BYTES;
 use super::spec::{McProgram, Span};
 use super::{mc, rtu};
 use serde::Deserialize;

@@ -28,9 +28,9 @@ pub use device::{Cause, Device, Effect, LEDGER_EFFECTS_MAX, SEEN_REQUESTS_MAX, S
 pub use fault::{ALWAYS, Act, Fault, Matching};
 pub use source::{Item, data_word};
 pub use spec::{
-    Add, C24FrameKind, C24Program, Counter, DoneProgram, Handshake, Hole, InvalidSpec, MailboxProgram, McCode, McFrameKind,
-    McProgram, Offset, Opcode, Order, Pieces, Place, Points, Registers, Ring, RtuParity,
-    RtuProgram, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
+    Add, C24FrameKind, C24Program, Counter, DoneProgram, Handshake, Hole, InvalidSpec,
+    MailboxProgram, McCode, McFrameKind, McProgram, Offset, Opcode, Order, Pieces, Place, Points,
+    Registers, Ring, RtuParity, RtuProgram, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
 };
 
 use std::io::{self, Write};

@@ -185,7 +185,9 @@ impl SimulatorSpec {
 
     /// The line that it is on, whatever it speaks.
     pub(super) fn line(&self) -> Option<&RtuProgram> {
-        self.rtu.as_ref().or(self.c24.as_ref().map(|port| &port.line))
+        self.rtu
+            .as_ref()
+            .or(self.c24.as_ref().map(|port| &port.line))
     }
 
     /// Most words in one read over MC protocol.

@@ -262,10 +262,12 @@ impl Rig {
         Self::over_as_is(&kind.machine(machine_toml), &kind.simulator(sim_toml)).await
     }
 
-    /// Both files as they are.
+    /// Both files as they are; `RIG_DIR` in them is the test's directory.
     pub(crate) async fn over_as_is(machine_toml: &str, sim_toml: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
-        let spec = SimulatorSpec::from_toml(sim_toml).expect("the simulator's file is good");
+        let here = |text: &str| text.replace("RIG_DIR", &dir.path().display().to_string());
+        let (machine_toml, sim_toml) = (here(machine_toml), here(sim_toml));
+        let spec = SimulatorSpec::from_toml(&sim_toml).expect("the simulator's file is good");
         let simulator = Simulator::start(spec).await.unwrap();
         let socket = dir.path().join("api.sock");
         let machine_toml = machine_toml.replace("ADDRESS", &simulator.address().to_string());

@@ -221,7 +221,10 @@ impl Codec for C24Codec {
         let (frame, route) = (self.link.frame.name(), self.link.route);
         let format = self.link.format.number();
         match self.link.format {
-            Format::F2 => format!("{frame} format {format} block {:02X}, {route}", block(ident)),
+            Format::F2 => format!(
+                "{frame} format {format} block {:02X}, {route}",
+                block(ident)
+            ),
             _ => format!("{frame} format {format}, {route}"),
         }
     }

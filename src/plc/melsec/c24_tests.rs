@@ -86,8 +86,13 @@ async fn exchanged(link: &C24Link, ident: u16, ask: &Ask, reply: &[u8]) -> (Vec<
 }
 
 fn vector(name: &str) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
-    let line = VECTORS.lines().find(|line| line.split('\t').next() == Some(name));
-    let mut columns = line.unwrap_or_else(|| panic!("no {name}")).split('\t').skip(1);
+    let line = VECTORS
+        .lines()
+        .find(|line| line.split('\t').next() == Some(name));
+    let mut columns = line
+        .unwrap_or_else(|| panic!("no {name}"))
+        .split('\t')
+        .skip(1);
     let request = columns.next().and_then(bytes);
     (request, columns.next().and_then(bytes))
 }
@@ -100,13 +105,37 @@ async fn frames_that_others_made_go_through_the_link() {
     let refused = End::Code(end_code::coded(0x7E40));
     let two = || End::Words(vec![0x1234, 0x1010]);
     let cases = [
-        ("4c-f5 read reply 1234H 1010H", C4, F5, read("D100", 2), two()),
-        ("4c-f5 error 7E40H", C4, F5, write("D100", 0x1234), refused.clone()),
+        (
+            "4c-f5 read reply 1234H 1010H",
+            C4,
+            F5,
+            read("D100", 2),
+            two(),
+        ),
+        (
+            "4c-f5 error 7E40H",
+            C4,
+            F5,
+            write("D100", 0x1234),
+            refused.clone(),
+        ),
         ("3c-f4 0401 D100 x2", C3, F4, read("D100", 2), two()),
-        ("3c-f4 1401 D100=1234H", C3, F4, write("D100", 0x1234), End::Echo),
+        (
+            "3c-f4 1401 D100=1234H",
+            C3,
+            F4,
+            write("D100", 0x1234),
+            End::Echo,
+        ),
         ("3c-f4 refused", C3, F4, write("D100", 0x1234), refused),
         ("3c-f3 0401 D100 x2", C3, F3, read("D100", 2), two()),
-        ("1c-f1 WR D0232 x1 station 5", C1, F1, read("D232", 1), End::Words(vec![5])),
+        (
+            "1c-f1 WR D0232 x1 station 5",
+            C1,
+            F1,
+            read("D232", 1),
+            End::Words(vec![5]),
+        ),
     ];
     for (name, frame, format, ask, end) in cases {
         let mut link = link(frame, format);
@@ -170,8 +199,8 @@ async fn what_is_not_the_replys_own_is_never_a_reply() {
     *wrong_sum.last_mut().unwrap() ^= 1;
     let acknowledged = vector("3c-f4 1401 D100=1234H").1.unwrap();
     let data = vector("3c-f4 0401 D100 x2").1.unwrap();
-    let fewer = b"\x02F90000FF001234\x03F1\r\n";
-    let block_6 = b"\x0606F90000FF00";
+    let fewer: &[u8] = b"\x02F90000FF001234\x03F8\r\n";
+    let block_6: &[u8] = b"\x0606F90000FF00";
     for (link, ask, reply) in [
         (&f5, read("D100", 2), wrong_sum.as_slice()),
         (&f4, read("D100", 2), &acknowledged),
@@ -190,7 +219,11 @@ async fn what_is_not_the_replys_own_is_never_a_reply() {
 #[tokio::test]
 async fn a_nak_proves_what_the_one_table_says_and_one_of_1c_proves_nothing() {
     for (frame, reply, proof) in [
-        (C24Frame::C3, &b"\x15F90000FF007E43"[..], Proof::RefusedPlace),
+        (
+            C24Frame::C3,
+            &b"\x15F90000FF007E43"[..],
+            Proof::RefusedPlace,
+        ),
         (C24Frame::C3, b"\x15F90000FF007E70", Proof::Unclear),
         (C24Frame::C2, b"\x15FB00007F24", Proof::Refused),
         (C24Frame::C1, b"\x1500FF55", Proof::Unclear),

@@ -8,7 +8,9 @@
 use super::command::Command;
 use super::field::{Fields, hex_number, put};
 use crate::core::c24::C24Link;
-pub(crate) use crate::core::c24::{C24Format as Format, C24Frame as Frame, C24Route as SerialRoute};
+pub(crate) use crate::core::c24::{
+    C24Format as Format, C24Frame as Frame, C24Route as SerialRoute,
+};
 use crate::core::melsec::Code;
 
 /// Longest frame: 960 words in ASCII and what stands around them, in bytes.
@@ -136,7 +138,8 @@ impl SerialHead {
             Format::F4 => [&[EOT][..], &CR_LF].concat(),
             Format::F5 => {
                 let body = Command::Resync.encode(self.code());
-                body.and_then(|body| self.request(&body)).unwrap_or_default()
+                body.and_then(|body| self.request(&body))
+                    .unwrap_or_default()
             }
             _ => vec![EOT],
         }
