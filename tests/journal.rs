@@ -61,15 +61,31 @@ fn a_second_gateway_is_refused_and_told_who_runs() {
 
 // covers: REC-05
 #[test]
+fn an_older_journal_is_taken_as_it_is_and_marked_so_that_an_older_program_refuses_it() {
+    let home = tempfile::tempdir().unwrap();
+    drop(normal(home.path()));
+    let manifest = home.path().join("manifest");
+    let marked = fs::read_to_string(&manifest).unwrap();
+    assert!(marked.contains("format 2\n"), "{marked}");
+    let older = "holdfast-journal\nformat 1\ngeneration 1\n";
+    let text = format!("{older}crc {:08x}\n", crc32fast::hash(older.as_bytes()));
+    fs::write(&manifest, text).unwrap();
+    let (_, recovered) = normal(home.path());
+    assert_eq!(recovered.findings, []);
+    assert_eq!(fs::read_to_string(&manifest).unwrap(), marked);
+}
+
+// covers: REC-05
+#[test]
 fn a_newer_journal_is_refused() {
     let home = tempfile::tempdir().unwrap();
     drop(normal(home.path()));
-    let newer = "holdfast-journal\nformat 2\ngeneration 1\n";
+    let newer = "holdfast-journal\nformat 3\ngeneration 1\n";
     let text = format!("{newer}crc {:08x}\n", crc32fast::hash(newer.as_bytes()));
     fs::write(home.path().join("manifest"), text).unwrap();
     assert!(matches!(
         open(options(home.path())),
-        Err(OpenError::NewerSchema { found: 2, .. })
+        Err(OpenError::NewerSchema { found: 3, .. })
     ));
 }
 

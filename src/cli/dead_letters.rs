@@ -290,13 +290,26 @@ async fn list(
     Ok(Exit::Done)
 }
 
+/// A dead letter, its event as it came: a digest is over those bytes.
+#[derive(Deserialize)]
+struct Letter {
+    key: String,
+    status: String,
+    reason: String,
+    event: Box<RawValue>,
+    kept: Option<String>,
+}
+
 fn show(letter: &str, whole: bool, out: &mut Out) {
-    let letter: Json = serde_json::from_str(letter).unwrap_or(Json::Null);
-    let text = |name: &str| letter[name].as_str().unwrap_or("-").to_owned();
-    out.toned(Tone::Warn, &format!("{} {}", text("key"), text("status")));
-    out.line(&format!("  why: {}", text("reason")));
+    let Ok(letter) = serde_json::from_str::<Letter>(letter) else {
+        out.toned(Tone::Warn, letter);
+        return;
+    };
+    out.toned(Tone::Warn, &format!("{} {}", letter.key, letter.status));
+    out.line(&format!("  why: {}", letter.reason));
     if whole {
-        out.line(&format!("  ours: {}", letter["event"]));
-        out.line(&format!("  theirs: {}", text("kept")));
+        out.line(&format!("  ours: {}", letter.event));
+        let theirs = letter.kept.as_deref().unwrap_or("-");
+        out.line(&format!("  theirs: {theirs}"));
     }
 }

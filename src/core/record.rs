@@ -269,6 +269,9 @@ pub enum SourceState {
     },
     /// The number of the last entry that was taken; `None`: none since the device's reset.
     Ring(Option<u32>),
+    /// The count that a journal knew which is a copy, or lost its end: what the device counted since may have been
+    /// told already.
+    CounterOfCopy(u64),
 }
 
 /// Giving up a mailbox request: the no-op that must be seen done first.

@@ -287,6 +287,7 @@ impl Stage {
             highest_wall_us: WALL_US,
             unproven_before_us: self.unproven_before_us,
             new_incarnation: self.new_incarnation,
+            note: self.new_incarnation.then(|| "a copy was put back".into()),
             ..Restored::default()
         };
         self.core = Gateway::new(settings(), self.specs.clone(), restored, &self.now, 43);

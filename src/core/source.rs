@@ -186,6 +186,17 @@ impl Gateway {
 
 /// `counter`.
 impl Gateway {
+    /// This journal does not know all that was told. What the device counted since is claimed by nobody: told again it
+    /// would count twice in the books, and one remark names both counts (B11).
+    pub(super) fn doubt_counts(&mut self, turn: &mut Turn) {
+        for record in self.sources.values_mut() {
+            if let SourceState::Counter(last) = record.state {
+                record.state = SourceState::CounterOfCopy(last);
+                turn.keep(Record::Source(record.clone()));
+            }
+        }
+    }
+
     /// A count was read. What could not be read says nothing about it.
     pub(super) fn counted(
         &mut self,
@@ -248,6 +259,18 @@ impl Gateway {
             Some((SourceState::Counter(before), at)) => {
                 self.grown(turn, &taken, counter, (before, at), seen);
             }
+            Some((SourceState::CounterOfCopy(last), at)) => self.remark(
+                turn,
+                &taken,
+                "source.baseline",
+                json!({
+                    "found": whole(seen.value),
+                    "unit": counter.unit,
+                    "last": whole(last),
+                    "since": rfc3339(at.wall_us),
+                    "why": "the journal is a copy, or lost its end: what was counted since may have been told",
+                }),
+            ),
             _ => self.remark(
                 turn,
                 &taken,

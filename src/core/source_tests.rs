@@ -165,6 +165,41 @@ fn the_first_count_is_a_baseline_and_no_pieces_and_a_failed_read_is_nothing() {
     );
 }
 
+// covers: B11, EVT-03
+#[test]
+fn a_copy_of_the_journal_claims_nothing_that_may_have_been_told_and_says_so() {
+    let mut stage = stage();
+    for value in [100, 110] {
+        tick(&mut stage);
+        let input = count(&stage, value, true);
+        stage.input(input);
+    }
+    let old_copy = stage.sources.clone();
+    tick(&mut stage);
+    let told = count(&stage, 125, true);
+    stage.input(told);
+    assert_eq!(total(&stage), 25);
+    // The copy is put back; the process dies once more before the device is read.
+    stage.sources = old_copy;
+    stage.new_incarnation = true;
+    stage.restart(true, true);
+    stage.new_incarnation = false;
+    stage.restart(true, true);
+    tick(&mut stage);
+    let found = count(&stage, 130, false);
+    stage.input(found);
+    assert_eq!(total(&stage), 25, "no piece is told twice");
+    let remark = body(of_type(&stage, "source.baseline").last().unwrap());
+    assert_eq!(
+        (&remark["last"], &remark["found"]),
+        (&110.into(), &130.into())
+    );
+    tick(&mut stage);
+    let more = count(&stage, 133, true);
+    stage.input(more);
+    assert_eq!(total(&stage), 28);
+}
+
 // covers: EVT-03
 #[test]
 fn a_reset_is_an_event_that_counts_only_what_came_after_it() {

@@ -46,6 +46,9 @@ impl Gateway {
         }
         turn.now = now;
         self.announce_start(turn);
+        if self.start.note.is_some() && !self.is_recovery() {
+            self.doubt_counts(turn);
+        }
         if self.is_recovery() {
             let text =
                 "damage was found in the journal: reads are answered, nothing is sent".to_owned();

@@ -279,7 +279,7 @@ pub(super) fn read_high_water(dir: &Path) -> Option<HighWater> {
 pub(super) fn write_manifest(dir: &Path, generation: u64) -> io::Result<()> {
     let text = format!(
         "holdfast-journal\nformat {}\ngeneration {generation}\n",
-        super::frame::FORMAT_VERSION
+        super::frame::JOURNAL_VERSION
     );
     let crc = crc32fast::hash(text.as_bytes());
     write_whole(
@@ -294,6 +294,7 @@ pub(super) enum Manifest {
     Missing,
     Damaged,
     Newer(u16),
+    Older(u64),
     Generation(u64),
 }
 
@@ -312,11 +313,15 @@ fn parse_manifest(text: &str) -> Option<Manifest> {
     }
     let mut lines = body.lines().skip(1);
     let format: u16 = lines.next()?.strip_prefix("format ")?.parse().ok()?;
-    if format > super::frame::FORMAT_VERSION {
+    if format > super::frame::JOURNAL_VERSION {
         return Some(Manifest::Newer(format));
     }
     let generation = lines.next()?.strip_prefix("generation ")?.parse().ok()?;
-    Some(Manifest::Generation(generation))
+    Some(if format < super::frame::JOURNAL_VERSION {
+        Manifest::Older(generation)
+    } else {
+        Manifest::Generation(generation)
+    })
 }
 
 /// Where a generation's store is.

@@ -17,8 +17,11 @@
 //! | 40..44 | chain: CRC-32 over the chain of the commit before and the whole body |
 //! | 44..48 | CRC-32 over everything before and the body |
 
-/// Version of the frame and of how trees are used (REC-05).
+/// Version of the frame.
 pub const FORMAT_VERSION: u16 = 1;
+/// Version of what a journal may hold, in its manifest (REC-05): a program that knows less refuses it. A journal of a
+/// lower one is taken as it is, and marked. 2: sources and sinks of events, and a log that gave up telemetry.
+pub const JOURNAL_VERSION: u16 = 2;
 /// Makes frames findable in raw bytes.
 pub const MAGIC: [u8; 8] = *b"\x89HFJRN\r\n";
 /// Size of the head.

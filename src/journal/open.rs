@@ -5,7 +5,7 @@
 use super::computer::{self, Computer};
 use super::evidence::Evidence;
 use super::files::{self, CopyFault, HighWater, HighWaterFile, Lock, LockFault, Manifest};
-use super::frame::{self, FORMAT_VERSION, Kind};
+use super::frame::{self, JOURNAL_VERSION, Kind};
 use super::hollow::{self, Thinning};
 use super::salvage::Damaged;
 use super::state::{self, Dirty, Shared, Strides};
@@ -40,7 +40,7 @@ pub fn open(options: Options) -> Result<Opened, OpenError> {
     if let Manifest::Newer(found) = files::read_manifest(&options.dir) {
         return Err(OpenError::NewerSchema {
             found,
-            known: FORMAT_VERSION,
+            known: JOURNAL_VERSION,
         });
     }
     let free = files::free_bytes(&options.dir)?;
@@ -177,7 +177,7 @@ pub(super) fn unproven_before_us(now: &Now, highest_wall_us: i64) -> i64 {
 pub(super) fn find_generation(dir: &Path) -> Result<u64, Finding> {
     let there = files::generations(dir);
     let generation = match (files::read_manifest(dir), there.as_slice()) {
-        (Manifest::Generation(generation), _) => generation,
+        (Manifest::Generation(generation) | Manifest::Older(generation), _) => generation,
         (_, [only]) => *only,
         (_, several) => {
             return Err(Finding::new(

@@ -307,12 +307,12 @@ impl Port {
     }
 
     /// A request that nothing matched: its reply may still come, and must find nobody waiting.
-    fn doubt(&self, manners: &Manners) {
+    fn doubt(&self, doubt: Doubt, manners: &Manners) {
         let mut state = self.state();
         state.doubt = Some(manners.settle);
         state.resync.clone_from(&manners.resync);
         state.unanswered = state.unanswered.saturating_add(1);
-        if let Some(opened) = &state.opened {
+        if let (Some(opened), Doubt::Unsent) = (&state.opened, doubt) {
             opened.wire.discard_unsent();
         }
         // A way through a server may be half dead; a port of this computer says so when it is gone.
@@ -420,14 +420,14 @@ impl OnPort {
         let mut guard = DoubtUnlessMatched {
             port: &self.port,
             manners: &self.manners,
-            doubt: true,
+            end: Some(Doubt::Unsent),
         };
         let called = self.framed.call(ident, ask).await;
-        guard.doubt = match &called.end {
-            End::NotSent(_) => false,
+        guard.end = match &called.end {
+            End::NotSent(_) => None,
             // Nobody answers; whoever does all the same must find nobody waiting.
-            End::Unconfirmable(_) => true,
-            end => !end.is_matched(),
+            End::Unconfirmable(_) => Some(Doubt::Leaving),
+            end => (!end.is_matched()).then_some(Doubt::Unsent),
         };
         if called.end.is_matched() {
             self.port.state().unanswered = 0;
@@ -436,16 +436,25 @@ impl OnPort {
     }
 }
 
+/// How a request is left that nothing matched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Doubt {
+    /// What the system still holds of it is not to go any more.
+    Unsent,
+    /// All of it is still to leave.
+    Leaving,
+}
+
 struct DoubtUnlessMatched<'a> {
     port: &'a Port,
     manners: &'a Manners,
-    doubt: bool,
+    end: Option<Doubt>,
 }
 
 impl Drop for DoubtUnlessMatched<'_> {
     fn drop(&mut self) {
-        if self.doubt {
-            self.port.doubt(self.manners);
+        if let Some(doubt) = self.end {
+            self.port.doubt(doubt, self.manners);
         }
     }
 }

@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep_until};
 
 /// Longest time that a look for a silent unit waits behind polls, in milliseconds.
 const PROBE_WAIT_MS_MAX: u64 = 2_000;
-/// After a look that found nobody, the others have the line for so many times as long as it took.
-const PROBE_REST_FACTOR: u32 = 3;
+/// After a look that found nobody, the others have the line for this many times as long as it took.
+const PROBE_REST_FACTOR: u32 = 1;
 
 /// What a turn is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +212,7 @@ mod tests {
         drop(turns.take(Purpose::Poll).await);
         drop(turns.take(Purpose::Command).await);
         drop(turns.take(Purpose::Probe).await);
-        assert!(began.elapsed() >= Duration::from_millis(80));
+        assert!(began.elapsed() >= Duration::from_millis(40));
     }
 
     #[tokio::test]

@@ -468,11 +468,11 @@ impl Engine {
             && !blocks.is_empty()
         {
             failpoint!("engine.before-commit");
-            operation_points(&blocks, "before-commit");
+            record_points(&blocks, "before-commit");
             journal.commit(&blocks)?;
             round.commits += blocks.len() as u64;
             failpoint!("engine.after-commit");
-            operation_points(&blocks, "durable");
+            record_points(&blocks, "durable");
         }
         self.core.committed();
         for effect in effects {
@@ -650,10 +650,11 @@ impl Engine {
     }
 }
 
-/// Kill points that only the commit of an operation, or of what a source gave, passes, whatever else is committed
-/// around it: `op.before-commit`, with the state that it brings `op.completed.durable`, and `source.durable`.
+/// Kill points that only the commit of an operation, of what a source gave, or of how far a sink has come passes,
+/// whatever else is committed around it: `op.before-commit`, with the state that it brings `op.completed.durable`,
+/// `source.durable`, `cursor.durable`.
 #[cfg(feature = "test-hooks")]
-fn operation_points(blocks: &[Block], when: &str) {
+fn record_points(blocks: &[Block], when: &str) {
     for record in blocks.iter().flat_map(|block| &block.records) {
         if let Record::Operation(operation) = record {
             crate::sys::kill_point(&format!("op.{when}"));
@@ -662,10 +663,13 @@ fn operation_points(blocks: &[Block], when: &str) {
         if let Record::Source(_) = record {
             crate::sys::kill_point(&format!("source.{when}"));
         }
+        if let Record::Cursor(_) = record {
+            crate::sys::kill_point(&format!("cursor.{when}"));
+        }
     }
 }
 #[cfg(not(feature = "test-hooks"))]
-fn operation_points(_: &[Block], _: &str) {}
+fn record_points(_: &[Block], _: &str) {}
 
 /// When the first of them came to stand where it stands.
 fn oldest<'a>(operations: impl Iterator<Item = &'a Operation>) -> Option<Stamp> {

@@ -460,13 +460,13 @@ impl MachineTask {
         let now = self.clock.now().boottime_ns;
         // Who answers comes before what it says (F055).
         let gate = self.identified.is_none() || self.gate_due_ns() <= now;
-        let step = match gate {
-            true => None,
-            false => self.plan.due(now).into_iter().next(),
-        };
-        let source = match gate || step.is_some() {
-            true => None,
-            false => self.sources.due(now),
+        // Then who has waited longest: polls that fill the line leave handshakes and rings their turn.
+        let (polls, sources) = (self.plan.next_due_ns(), self.sources.next_due_ns());
+        let polls_first = polls.unwrap_or(u64::MAX) <= sources.unwrap_or(u64::MAX);
+        let (step, source) = match (gate, polls_first) {
+            (true, _) => (None, None),
+            (false, true) => (self.plan.due(now).into_iter().next(), None),
+            (false, false) => (None, self.sources.due(now)),
         };
         if !gate && step.is_none() && source.is_none() && !self.link.heartbeat_due() {
             return false;

@@ -176,7 +176,10 @@ impl Gate {
                     .await?
                     .map_err(|why| invalid("to", why, "an event that this sink has finished"))?;
                 // The journal takes messages in their order: once this is durable the cursor is, too.
-                let result = format!("{events} events are sent again");
+                let result = match events {
+                    1 => "1 event is sent again".to_owned(),
+                    _ => format!("{events} events are sent again"),
+                };
                 self.keep_record(audit(format!("rewind sink {sink}"), result.clone()))
                     .await?;
                 Ok(result)

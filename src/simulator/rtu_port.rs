@@ -15,6 +15,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::unix::pipe::{Receiver, Sender};
@@ -24,8 +25,8 @@ use tokio_serial::SerialStream;
 
 /// A request that stops halfway for so long is none, in milliseconds.
 pub(super) const FRAME_PAUSE_MS_MAX: u64 = 200;
-/// While nobody has the other end open, it is looked at so often, in milliseconds.
-const NOBODY_PAUSE_MS: u64 = 2;
+/// Between two looks at a pseudo-terminal that cannot be waited for, in milliseconds.
+const NOBODY_PAUSE_MS: u64 = 1;
 const READ_BYTES: usize = 1024;
 
 /// One end of a line.
@@ -35,6 +36,8 @@ enum Port {
         reader: Receiver,
         writer: Sender,
         name: PathBuf,
+        /// Somebody has closed it before; from then on the runtime calls it ready whatever it is.
+        closed_once: AtomicBool,
     },
     Serial {
         reader: tokio::sync::Mutex<ReadHalf<SerialStream>>,
@@ -69,6 +72,7 @@ fn open(program: &RtuProgram) -> io::Result<Port> {
         writer: Sender::from_file_unchecked(master.try_clone()?)?,
         reader: Receiver::from_file_unchecked(master)?,
         name,
+        closed_once: AtomicBool::new(false),
     })
 }
 
@@ -92,14 +96,22 @@ impl Port {
     async fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Serial { reader, .. } => reader.lock().await.read(bytes).await,
-            Self::Pty { reader, .. } => loop {
+            Self::Pty {
+                reader,
+                closed_once,
+                ..
+            } => loop {
                 reader.readable().await?;
-                match reader.try_read(bytes) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(error) if nobody(&error) => {
-                        sleep(Duration::from_millis(NOBODY_PAUSE_MS)).await;
-                    }
-                    other => return other,
+                let error = match reader.try_read(bytes) {
+                    Ok(count) => return Ok(count),
+                    Err(error) => error,
+                };
+                closed_once.fetch_or(nobody(&error), Relaxed);
+                if !nobody(&error) && error.kind() != io::ErrorKind::WouldBlock {
+                    return Err(error);
+                }
+                if closed_once.load(Relaxed) {
+                    sleep(Duration::from_millis(NOBODY_PAUSE_MS)).await;
                 }
             },
         }
@@ -113,7 +125,9 @@ impl Port {
                     writer.writable().await?;
                     match writer.try_write(bytes) {
                         Ok(count) => bytes = &bytes[count..],
-                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            sleep(Duration::from_millis(NOBODY_PAUSE_MS)).await;
+                        }
                         // Onto a line that nobody listens to.
                         Err(error) if nobody(&error) => return Ok(()),
                         Err(error) => return Err(error),

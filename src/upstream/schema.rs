@@ -13,6 +13,8 @@ use tokio_postgres::{Client, Error};
 
 /// The schema, version by version: the first creates it, each later one leads there from the one before.
 const VERSIONS: &[&str] = &[include_str!("schema_v1.sql")];
+/// Views and functions of this version; may be applied again at any time.
+const ROUTINES: &str = include_str!("routines.sql");
 /// Least server version.
 pub(super) const SERVER_VERSION_MIN: i32 = 150_000;
 /// Names the advisory lock: "holdfast" as bytes.
@@ -277,6 +279,7 @@ fn plan(found: &Found, roles: &Roles) -> Result<Vec<Step>, UpstreamError> {
             "SELECT 1",
         ));
     }
+    steps.push(Step::new("views and functions: put in place", ROUTINES));
     steps.push(Step::new("acting as before", "RESET ROLE"));
     rights(roles, &owner, &is_there, &mut steps);
     Ok(steps)

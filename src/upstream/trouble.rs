@@ -13,6 +13,10 @@ use crate::core::outbox::Verdict;
 use tokio_postgres::Error;
 use tokio_postgres::error::DbError;
 
+/// Most characters of a message of the server, and of its detail: a text on record is bounded, and what to do
+/// about it stands behind them.
+const SAID_CHARS_MAX: usize = 80;
+
 /// Why there is no connection to the books.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
@@ -97,11 +101,19 @@ pub(super) fn mend(error: &DbError) -> &'static str {
     }
 }
 
+/// The beginning of what the server said.
+fn short(text: &str) -> String {
+    match text.char_indices().nth(SAID_CHARS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// The error in one line: what the server said with its SQLSTATE, or what the connection met.
 pub(super) fn says(error: &Error) -> String {
     if let Some(server) = error.as_db_error() {
-        let detail = server.detail().map(|d| format!(" ({d})"));
-        let says = format!("{}{}", server.message(), detail.unwrap_or_default());
+        let detail = server.detail().map(|d| format!(" ({})", short(d)));
+        let says = format!("{}{}", short(server.message()), detail.unwrap_or_default());
         return format!("SQLSTATE {}: {says}", server.code().code());
     }
     let mut text = error.to_string();

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""A Modbus TCP server that nobody of this project wrote: pymodbus 3.16 or later.
+"""A Modbus server that nobody of this project wrote: pymodbus 3.16 or later.
 
     pymodbus_server.py [--address 127.0.0.1] [--port 0] [--unit 1] [--registers 2048]
+                       [--rtu]                            RTU frames over TCP
+                       [--serial PATH]                    RTU frames over a serial port (needs pyserial)
                        [--value holding:110=4711 ...]     stands before anybody can connect
 
 Standard output, one line each:
@@ -19,7 +21,8 @@ import argparse
 import asyncio
 import sys
 
-from pymodbus.server import ModbusTcpServer
+from pymodbus import FramerType
+from pymodbus.server import ModbusSerialServer, ModbusTcpServer
 from pymodbus.simulator import DataType, SimData, SimDevice
 
 READ = {"coil": 1, "discrete": 2, "holding": 3, "input": 4}
@@ -49,7 +52,15 @@ class Peer:
             simdata=(bits("coil"), bits("discrete"), words("holding"), words("input")),
             action=self.on_access,
         )
-        self.server = ModbusTcpServer(device, address=(args.address, args.port))
+        if args.serial:
+            self.server = ModbusSerialServer(
+                device, framer=FramerType.RTU, port=args.serial, baudrate=115200, parity="N"
+            )
+        else:
+            framer = FramerType.RTU if args.rtu else FramerType.SOCKET
+            self.server = ModbusTcpServer(
+                device, framer=framer, address=(args.address, args.port)
+            )
 
     async def on_access(self, function, _start, address, count, registers, values):
         if function in WRITES and values is not None and not self.inside:
@@ -80,11 +91,17 @@ async def main():
     parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--unit", type=int, default=1)
+    parser.add_argument("--rtu", action="store_true")
+    parser.add_argument("--serial", metavar="PATH")
     parser.add_argument("--registers", type=int, default=2048)
     parser.add_argument("--value", action="append", default=[], metavar="AREA:OFFSET=VALUE")
-    peer = Peer(parser.parse_args())
+    args = parser.parse_args()
+    peer = Peer(args)
     await peer.server.serve_forever(background=True)
-    say("listening", *peer.server.transport.sockets[0].getsockname()[:2])
+    if args.serial:
+        say("listening", args.serial, 0)
+    else:
+        say("listening", *peer.server.transport.sockets[0].getsockname()[:2])
 
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(

@@ -123,10 +123,14 @@ async fn killed_before_the_record_is_durable() {
 // covers: A9
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_after_the_record_is_durable_before_sending() {
-    for in_time in [true, false] {
+    for (point, in_time) in [
+        ("op.queued.durable", true),
+        ("op.queued.durable", false),
+        ("engine.before-answer", true),
+    ] {
         let mut rig = Rig::commissioned().await;
         let request = rig.set_speed("OP7", 50);
-        rig.env("HOLDFAST_KILL_AT", "op.queued.durable");
+        rig.env("HOLDFAST_KILL_AT", point);
         rig.start_up().await;
         rig.cut().await;
         lose(&mut rig, &request).await;
@@ -149,19 +153,21 @@ async fn killed_after_the_record_is_durable_before_sending() {
 // covers: A10
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_after_sending_is_durable_before_the_first_byte() {
-    let mut rig = Rig::commissioned().await;
-    let request = eject(&rig, "OP7");
-    die_at(&mut rig, "link.before-first-byte", &request).await;
-    unknown_after_restart(&mut rig, &request).await;
-    verified(&mut rig, &request, "not_executed").await;
-    assert_eq!(rig.device.holding(200), 0);
+    for point in ["engine.before-run", "link.before-first-byte"] {
+        let mut rig = Rig::commissioned().await;
+        let request = eject(&rig, "OP7");
+        die_at(&mut rig, point, &request).await;
+        unknown_after_restart(&mut rig, &request).await;
+        verified(&mut rig, &request, "not_executed").await;
+        assert_eq!(rig.device.holding(200), 0);
 
-    let mut rig = Rig::commissioned().await;
-    let request = set_length(&rig, "OP7", 70_000);
-    die_at(&mut rig, "link.before-first-byte", &request).await;
-    unknown_after_restart(&mut rig, &request).await;
-    resolve(&mut rig, &request, "not_executed").await;
-    assert_eq!(rig.device.effects_of_register(102), 0);
+        let mut rig = Rig::commissioned().await;
+        let request = set_length(&rig, "OP7", 70_000);
+        die_at(&mut rig, point, &request).await;
+        unknown_after_restart(&mut rig, &request).await;
+        resolve(&mut rig, &request, "not_executed").await;
+        assert_eq!(rig.device.effects_of_register(102), 0);
+    }
 }
 
 /// A link on which the bytes arrive and no reply leaves.

@@ -152,7 +152,7 @@ async fn twelve_deliveries_of_ten_keys_and_then_another_value() {
 }
 
 /// A rival that has entered `row` and has not committed: whoever enters the same key waits for it.
-async fn rival(database: &Database<'_>, row: &Row) -> tokio_postgres::Client {
+pub(crate) async fn rival(database: &Database<'_>, row: &Row) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(&database.admin().url, NoTls)
         .await
         .unwrap();
@@ -170,7 +170,7 @@ async fn rival(database: &Database<'_>, row: &Row) -> tokio_postgres::Client {
 }
 
 /// Waits until a call of ingest waits for a lock.
-async fn until_waiting(database: &Database<'_>) {
+pub(crate) async fn until_waiting(database: &Database<'_>) {
     let sql = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND wait_event_type = 'Lock'",
         database.name

@@ -13,8 +13,11 @@ use serde_json::{Value as Json, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-const COMPUTER: &str = "id1 mac=02:00:00:00:00:01";
+/// The computer on which such a journal was written.
+pub(crate) const COMPUTER: &str = "id1 mac=02:00:00:00:00:01";
 const BUDGET_BYTES: u64 = 64 << 20;
+/// The same, for the gateway.
+pub(crate) const BUDGET_TOML: &str = "[journal]\nbudget = \"64MiB\"\n";
 /// The wall time of what was recorded beforehand, microseconds since 1970: an hour after the release.
 const BEFORE_US: i64 = holdfast::service::RELEASED_US + 3_600_000_000;
 type Keys = BTreeSet<(String, u64, u64)>;
@@ -29,7 +32,13 @@ fn unblock_sink(rig: &Rig) {
 /// A press whose journal `fill` has filled before the first start.
 async fn filled(machine: &str, fill: impl FnOnce(&mut Journal, Epoch)) -> Rig {
     let mut rig = Rig::with(machine, PRESS_SIM).await;
-    rig.gateway_toml += "[journal]\nbudget = \"64MiB\"\n";
+    rig.gateway_toml += BUDGET_TOML;
+    fill_journal(&rig, "gw-test", fill);
+    rig
+}
+
+/// Has `fill` write the journal of a gateway that was never started.
+pub(crate) fn fill_journal(rig: &Rig, gateway: &str, fill: impl FnOnce(&mut Journal, Epoch)) {
     let now = Now {
         boot_id: BootId([9; 16]),
         boottime_ns: 1,
@@ -39,7 +48,7 @@ async fn filled(machine: &str, fill: impl FnOnce(&mut Journal, Epoch)) -> Rig {
     let opened = open(Options {
         dir: rig.journal_dir(),
         budget_bytes: BUDGET_BYTES,
-        gateway: "gw-test".into(),
+        gateway: gateway.into(),
         now,
         build_wall_us: BEFORE_US,
         machine_id: COMPUTER.into(),
@@ -50,7 +59,6 @@ async fn filled(machine: &str, fill: impl FnOnce(&mut Journal, Epoch)) -> Rig {
     };
     fill(&mut journal, recovered.epoch);
     journal.close().unwrap();
-    rig
 }
 
 fn recorded(epoch: Epoch, no: u64, key: EventKey, class: EventClass, body: String) -> Block {
@@ -66,6 +74,11 @@ fn recorded(epoch: Epoch, no: u64, key: EventKey, class: EventClass, body: Strin
         body,
         unsynchronised: None,
     };
+    block_of(epoch, no, event)
+}
+
+/// The block that records this event.
+pub(crate) fn block_of(epoch: Epoch, no: u64, event: EventRecord) -> Block {
     Block {
         no: CommitNo(no),
         epoch,

@@ -252,7 +252,8 @@ impl Rig {
         Self::with(PRESS, PRESS_SIM).await
     }
 
-    /// A machine file (with `ADDRESS` in it) and a simulator file, over the link that the environment names.
+    /// A machine file (with `ADDRESS` in it) and a simulator file, over the link that the environment names; `RIG_DIR`
+    /// in both is the test's directory.
     pub(crate) async fn with(machine_toml: &str, sim_toml: &str) -> Self {
         Self::over(LinkKind::from_env(), machine_toml, sim_toml).await
     }
@@ -406,11 +407,16 @@ impl Rig {
         }
     }
 
-    /// Ends it as the service manager would.
-    pub(crate) async fn stop(&mut self) -> ExitStatus {
+    /// Tells it to end, as the service manager would.
+    pub(crate) fn terminate(&self) {
         let child = self.gateway.as_ref().expect("it was started");
         let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// Ends it as the service manager would.
+    pub(crate) async fn stop(&mut self) -> ExitStatus {
+        self.terminate();
         self.until_dead().await
     }
 

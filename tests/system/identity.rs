@@ -8,12 +8,12 @@ use serde_json::{Value as Json, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-const COMPUTER: &str = "HOLDFAST_TEST_COMPUTER";
+pub(crate) const COMPUTER: &str = "HOLDFAST_TEST_COMPUTER";
 /// An image carries its machine id along, and leaves the cards behind.
-const FIRST: &str = "id1 mac=02:00:00:00:00:01";
-const SECOND: &str = "id1 mac=02:00:00:00:00:02";
+pub(crate) const FIRST: &str = "id1 mac=02:00:00:00:00:01";
+pub(crate) const SECOND: &str = "id1 mac=02:00:00:00:00:02";
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().flatten() {
         let target = to.join(entry.file_name());
@@ -26,7 +26,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// Puts what `from` holds into the files of `to`, which stay the files they are: as a disk that was set back.
-fn set_back(from: &Path, to: &Path) {
+pub(crate) fn set_back(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(to).unwrap().flatten() {
         let source = from.join(entry.file_name());
         match (entry.file_type().unwrap().is_dir(), source.exists()) {

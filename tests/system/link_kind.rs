@@ -2,21 +2,24 @@
 //! May call: nothing.
 //! Never: change what a machine or its PLC does.
 
-/// The environment variable that runs the whole suite over another protocol: `mc-3e`, `mc-4e-ascii-udp` …
+/// The environment variable that runs the whole suite over another protocol: `modbus-rtu`,
+/// `modbus-rtu-over-tcp`, `mc-3e`, `mc-4e-ascii-udp` …
 pub(crate) const LINK_ENV: &str = "HOLDFAST_TEST_LINK";
 
 /// How the machine is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkKind {
     ModbusTcp,
+    /// RTU frames, on a pseudo-terminal or over TCP.
+    Rtu {
+        tcp: bool,
+    },
     /// 3E or 4E over Ethernet.
     Mc {
         frame: &'static str,
         ascii: bool,
         udp: bool,
     },
-    /// Modbus RTU on a pseudo-terminal.
-    Rtu,
     /// A serial module on a pseudo-terminal.
     C24 {
         frame: &'static str,
@@ -25,7 +28,7 @@ pub(crate) enum LinkKind {
 }
 
 /// The line between the two; `RIG_DIR` is the test's directory.
-const LINE: &str = "serial = \"RIG_DIR/line\"\nbaud = 115200\nparity = \"none\"";
+const LINE: &str = "serial = \"RIG_DIR/com1\"\nbaud = 115200\nparity = \"none\"\nsettle = \"60ms\"";
 
 impl LinkKind {
     /// As the environment says; Modbus TCP otherwise.
@@ -38,7 +41,8 @@ impl LinkKind {
         };
         match name.as_str() {
             "" | "modbus-tcp" => Self::ModbusTcp,
-            "modbus-rtu" => Self::Rtu,
+            "modbus-rtu" => Self::Rtu { tcp: false },
+            "modbus-rtu-over-tcp" => Self::Rtu { tcp: true },
             "mc-4c" => Self::C24 {
                 frame: "4c",
                 format: 5,
@@ -50,7 +54,8 @@ impl LinkKind {
             mc if mc.starts_with("mc-3e") => ethernet("3e"),
             mc if mc.starts_with("mc-4e") => ethernet("4e"),
             _ => panic!(
-                "{LINK_ENV}={name}: expected modbus-rtu, mc-4c, mc-3c, or mc-3e or mc-4e with -ascii and -udp"
+                "{LINK_ENV}={name}: expected modbus-rtu, modbus-rtu-over-tcp, mc-4c, mc-3c, or mc-3e or mc-4e with \
+                 -ascii and -udp"
             ),
         }
     }
@@ -60,12 +65,7 @@ impl LinkKind {
     pub(crate) fn machine(self, modbus: &str) -> String {
         let link = match self {
             Self::ModbusTcp => return modbus.to_owned(),
-            Self::Rtu => {
-                let link = format!("protocol = \"modbus-rtu\"\n{LINE}");
-                return modbus
-                    .replace("protocol = \"modbus-tcp\"", &link)
-                    .replace("address = \"ADDRESS\"\n", "");
-            }
+            Self::Rtu { tcp } => return rtu_machine(modbus, tcp),
             Self::C24 { frame, format } => format!(
                 "protocol = \"mc-{frame}\"\nfamily = \"q\"\nformat = {format}\nstation = 1\n{LINE}"
             ),
@@ -106,9 +106,12 @@ impl LinkKind {
     pub(crate) fn simulator(self, modbus: &str) -> String {
         match self {
             Self::ModbusTcp => modbus.to_owned(),
-            Self::Rtu => format!("{modbus}\n[rtu]\npty = \"RIG_DIR/line\"\n"),
+            Self::Rtu { tcp } => {
+                let port = if tcp { "" } else { "pty = \"RIG_DIR/com1\"\n" };
+                format!("{modbus}\n[rtu]\n{port}")
+            }
             Self::C24 { frame, format } => format!(
-                "{modbus}\n[c24]\nframe = \"{frame}\"\nformat = {format}\n[c24.line]\npty = \"RIG_DIR/line\"\n\
+                "{modbus}\n[c24]\nframe = \"{frame}\"\nformat = {format}\n[c24.line]\npty = \"RIG_DIR/com1\"\n\
                  [mc]\n"
             ),
             Self::Mc { frame, ascii, udp } => {
@@ -117,6 +120,18 @@ impl LinkKind {
             }
         }
     }
+}
+
+/// A machine's file for Modbus TCP with its link on a line of RTU frames.
+fn rtu_machine(modbus: &str, tcp: bool) -> String {
+    let found = "protocol = \"modbus-tcp\"\naddress = \"ADDRESS\"";
+    assert!(modbus.contains(found), "{modbus}");
+    let link = match tcp {
+        true => "protocol = \"modbus-rtu-over-tcp\"\naddress = \"ADDRESS\"",
+        false => &format!("protocol = \"modbus-rtu\"\n{LINE}"),
+    };
+    let settle = if tcp { "\nsettle = \"60ms\"" } else { "" };
+    modbus.replace(found, &format!("{link}{settle}"))
 }
 
 /// `holding:100` is D100, and so on, as the simulated CPU shows its tables.

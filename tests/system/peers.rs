@@ -1,5 +1,7 @@
-//! Peers that nobody of this project wrote: pymodbus as a device, mbpoll as a second client of the simulator.
+//! Peers that nobody of this project wrote: pymodbus as a device over TCP and RTU, mbpoll as a second client of the
+//! simulator.
 
+use super::field_common::until_true;
 use super::harness::{PATIENCE, PRESS_SIM, Rig};
 use super::load::ask;
 use holdfast::simulator::{Cause, Simulator, SimulatorSpec};
@@ -102,7 +104,7 @@ struct Peer {
 }
 
 impl Peer {
-    async fn start_with(port: u16, values: &[&str]) -> Self {
+    async fn start_with(port: u16, way: &[&str], values: &[&str]) -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let python = root.join("target/venv/bin/python");
         assert!(
@@ -114,6 +116,7 @@ impl Peer {
         let mut child = Command::new(python)
             .arg(root.join("tests/peers/pymodbus_server.py"))
             .args(["--port", &port.to_string(), "--registers", "2048"])
+            .args(way)
             .args(values.iter().flat_map(|value| ["--value", value]))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -140,6 +143,10 @@ impl Peer {
     }
     /// A peer that has what the gate wants.
     async fn press(port: u16, identity: u16) -> Self {
+        Self::press_by(&[], port, identity).await
+    }
+    /// The same, with further arguments.
+    async fn press_by(way: &[&str], port: u16, identity: u16) -> Self {
         // All of it stands before the gateway can connect: it reads the gate at once.
         let identity = format!("holding:110={identity}");
         let values = [
@@ -151,7 +158,7 @@ impl Peer {
             "input:7=33",
             "coil:3=1",
         ];
-        Self::start_with(port, &values).await
+        Self::start_with(port, way, &values).await
     }
     fn said(&self, start: &str) -> Vec<String> {
         let lines = self.lines.lock().unwrap();
@@ -374,6 +381,100 @@ async fn a_server_of_pymodbus_goes_and_comes_back_with_another_identity_and_with
     assert_eq!(own.writes().len(), 1, "{:?}", own.writes());
     assert!(own.writes()[0].ends_with(" 100 60"), "{:?}", own.writes());
     assert_eq!(rig.state("Q1").await, "held");
+}
+
+/// Two pseudo-terminals whose bytes go from one to the other.
+struct Cable {
+    socat: Child,
+    near: String,
+    far: String,
+}
+
+impl Cable {
+    async fn between(dir: &Path) -> Self {
+        let end = |name: &str| dir.join(name).display().to_string();
+        let (near, far) = (end("near"), end("far"));
+        let pty = |name: &str| format!("pty,raw,echo=0,link={name}");
+        let socat = Command::new("socat")
+            .args([pty(&near), pty(&far)])
+            .spawn()
+            .expect("socat is there: tests/run installs it (apt-get install socat)");
+        let both = || Path::new(&near).exists() && Path::new(&far).exists();
+        until_true("both ends of the cable are there", both).await;
+        Self { socat, near, far }
+    }
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        let _ = self.socat.kill();
+        let _ = self.socat.wait();
+    }
+}
+
+const RTU: &str = "protocol = \"modbus-rtu\"\nbaud = 115200\nparity = \"none\"\nsettle = \"100ms\"";
+
+// covers: REL-05
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_foreign_device_on_a_serial_line_is_polled_and_commanded() {
+    let mut rig = Rig::with(MACHINE, PRESS_SIM).await;
+    let cable = Cable::between(rig.path()).await;
+    let mut peer = Peer::press_by(&["--serial", &cable.far], 0, 4711).await;
+    rig.machine_toml = MACHINE
+        .replace("protocol = \"modbus-tcp\"", RTU)
+        .replace("address = \"PEER\"", &format!("serial = {:?}", cable.near));
+    works(&mut rig, &mut peer).await;
+}
+
+// covers: REL-05
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_foreign_device_behind_rtu_over_tcp_is_polled_and_commanded() {
+    let mut rig = Rig::with(MACHINE, PRESS_SIM).await;
+    let mut peer = Peer::press_by(&["--rtu"], 0, 4711).await;
+    rig.machine_toml = MACHINE
+        .replace("modbus-tcp", "modbus-rtu-over-tcp")
+        .replace("PEER", &peer.address.to_string());
+    works(&mut rig, &mut peer).await;
+}
+
+// covers: REL-05
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_simulated_line_is_a_fair_peer_to_a_master_nobody_here_wrote() {
+    let dir = tempfile::tempdir().unwrap();
+    let port = dir.path().join("com1");
+    let also = "[[also]]\nunit = 2\n[also.registers.holding]\n110 = 1234\n";
+    let line = format!("{PRESS_SIM}[rtu]\npty = {port:?}\n{also}");
+    let simulator = Simulator::start(SimulatorSpec::from_toml(&line).unwrap())
+        .await
+        .unwrap();
+    let device = simulator.device();
+    let poll = async |unit: &str, args: &[&str], values: &[&str]| {
+        let mut command = Command::new("mbpoll");
+        let rtu = ["-m", "rtu", "-b", "115200", "-P", "none", "-0", "-1", "-q"];
+        command.args(rtu).args(["-a", unit, "-o", "1"]);
+        command.args(args).arg(&port).args(values);
+        let output = tokio::task::spawn_blocking(move || command.output());
+        let output = output.await.unwrap().unwrap();
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        (output.status.success(), text)
+    };
+    for (unit, identity) in [("1", "4711"), ("2", "1234")] {
+        let (ok, said) = poll(unit, &["-t", "4", "-r", "110", "-c", "1"], &[]).await;
+        assert!(ok && said.contains(identity), "{said}");
+    }
+    let (ok, said) = poll("1", &["-t", "4", "-r", "100"], &["50"]).await;
+    assert!(ok, "{said}");
+    let (ok, said) = poll("1", &["-t", "4", "-r", "102"], &["1", "4464"]).await;
+    assert!(ok, "{said}");
+    assert_eq!((device.holding(100), device.holding_u32(102)), (50, 70_000));
+    assert_eq!((device.effects(), simulator.units()[1].effects()), (2, 0));
+    // A unit that is not there says nothing.
+    let (ok, said) = poll("9", &["-t", "4", "-r", "110", "-c", "1"], &[]).await;
+    assert!(!ok && said.contains("timed out"), "{said}");
 }
 
 /// One run of `mbpoll` against the simulator; what it printed.

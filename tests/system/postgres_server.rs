@@ -41,7 +41,7 @@ impl Version {
     }
 
     /// The directory of its programs.
-    fn bin(self) -> PathBuf {
+    pub(crate) fn bin(self) -> PathBuf {
         let (variable, install) = match self {
             Self::V15 => ("HOLDFAST_POSTGRES_15", "apt-get install postgresql-15"),
             Self::V18 => (
@@ -214,6 +214,11 @@ impl PostgresServer {
                 std::thread::sleep(Duration::from_millis(2));
             }
         }
+    }
+
+    /// After [`Self::kill`] or [`Self::stop`], until it is started again.
+    pub(crate) fn is_killed(&self) -> bool {
+        self.process.lock().unwrap().is_none()
     }
 
     /// As its administrator would stop it in a hurry: sessions are ended, a checkpoint is written.

@@ -619,3 +619,31 @@ async fn an_acknowledgement_that_the_network_held_back_takes_no_item_without_a_t
     told.sort_unstable();
     assert_eq!(told, (1..=60).collect::<Vec<_>>());
 }
+
+// covers: EVT-03
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn polls_that_fill_the_line_leave_handshake_and_ring_their_turn() {
+    use holdfast::simulator::{Act, Fault, Matching, Span};
+    let machine = format!("{PRESS}{SOURCES}").replace("poll = \"100ms\"", "poll = \"20ms\"");
+    let mut rig = Rig::with(&machine, &format!("{PRESS_SIM}{SOURCES_SIM}")).await;
+    rig.start_up().await;
+    rig.until("counter and ring have their baselines", async |rig| {
+        of_type(&rig.events().await, "source.baseline").count() == 2
+    })
+    .await;
+    // A slow device: one poll is hardly read when the next is due.
+    let slow = Fault::next(Matching::Reads, Act::LateReply(Span::ms(40)));
+    rig.device.set_fault(slow.times(u32::MAX));
+    rig.until("polls are late", async |rig| {
+        rig.counter("polls_skipped").await > 20
+    })
+    .await;
+    rig.device.present(0, 3);
+    rig.device.log_entries(0, 3);
+    until_acknowledged(&mut rig, 3).await;
+    until_total(&mut rig, "log.entry", 3).await;
+    // And they leave it to the polls.
+    rig.device.make_pieces(0, 5);
+    until_total(&mut rig, "piece.good", 5).await;
+    items_are_events(&rig, &rig.events().await);
+}
