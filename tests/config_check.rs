@@ -5,6 +5,7 @@
 use holdfast::board::BUILT_IN;
 use holdfast::config::{GatewayConfig, Problem, Role, SinkKind, Who, load};
 use holdfast::config::{JOURNAL_BYTES_MIN, RECONNECT_MS_MAX_DEFAULT};
+use holdfast::core::c24::{C24Format, C24Frame, C24Route};
 use holdfast::core::melsec::{Code, Frame, Remote, Route, Transport};
 use holdfast::core::spec::{Action, Completion, DataType, LinkSpec, Origin, Verify, WordOrder};
 use holdfast::journal::BUDGET_BYTES_MIN;
@@ -1076,14 +1077,6 @@ fn secrets_do_not_stand_in_the_file() {
 // covers: CFG-01
 #[test]
 fn what_this_version_does_not_have_is_refused_by_name() {
-    for protocol in ["mc-3c", "mc-4c"] {
-        machine_refused(
-            "\"modbus-tcp\"",
-            &format!("{protocol:?}"),
-            &format!("{protocol:?}"),
-            &["the protocols that this version speaks"],
-        );
-    }
     for kind in ["nats", "kafka"] {
         gateway_refused(
             "\"file\"",
@@ -1457,5 +1450,86 @@ fn what_mc_protocol_cannot_carry_is_refused_with_what_to_do() {
         "[[command]]\nname = \"run\"\nclass = \"mode_change\"\nremote = \"run\"",
         "\"run\"\n[[command]]\nname = \"read_status\"",
         &["only a MELSEC CPU"],
+    );
+}
+
+/// The link of MELSEC's machine over a serial module in place of its own.
+fn over_serial(link: &str) -> String {
+    let (before, rest) = MELSEC.split_once("[link]\n").unwrap();
+    let (_, after) = rest.split_once("[gate]").unwrap();
+    format!(
+        "{before}[link]\nserial = \"/dev/serial/by-id/a\"\nbaud = 19200\nparity = \"even\"\n{link}[gate]{after}"
+    )
+}
+
+// covers: CFG-01
+#[test]
+fn a_machine_behind_a_serial_module_is_read_with_what_its_frame_carries() {
+    let text_of = over_serial(
+        "protocol = \"mc-4c\"\nfamily = \"q\"\nformat = 5\nstop_bits = 2\nsum_check = false\nstation = 3\n\
+         self_station = 1\nnetwork = 2\npc = 4\necho = true\nsettle = \"2s\"\n",
+    );
+    let loaded = load_bytes(GATEWAY.as_bytes(), text_of.as_bytes());
+    let loaded = loaded.unwrap_or_else(|problems| panic!("{}", text(&problems)));
+    let LinkSpec::C24(link) = &loaded.machines[0].link else {
+        panic!("{:?}", loaded.machines[0].link);
+    };
+    assert_eq!((link.frame, link.format), (C24Frame::C4, C24Format::F5));
+    assert_eq!(
+        (link.sum_check, link.echo, link.settle_ms),
+        (false, true, 2_000)
+    );
+    let route = C24Route {
+        station: 3,
+        network: 2,
+        pc: 4,
+        self_station: 1,
+        ..C24Route::default()
+    };
+    assert_eq!((link.route, link.read_words_max), (route, 64));
+    let three = over_serial("protocol = \"mc-3c\"\nfamily = \"q\"\nformat = 4\n");
+    let loaded = load_bytes(GATEWAY.as_bytes(), three.as_bytes());
+    let loaded = loaded.unwrap_or_else(|problems| panic!("{}", text(&problems)));
+    let LinkSpec::C24(link) = &loaded.machines[0].link else {
+        panic!("{:?}", loaded.machines[0].link);
+    };
+    assert!(link.sum_check && link.settle_ms == link.timeout_ms);
+}
+
+// covers: CFG-01, F062
+#[test]
+fn what_a_serial_module_cannot_carry_is_refused_with_its_place() {
+    let refuse = |link: &str, at: &str, says: &[&str]| {
+        refused(GATEWAY, &over_serial(link), ("press-1.toml", at), says);
+    };
+    refuse(
+        "protocol = \"mc-3c\"\nfamily = \"q\"\nformat = 5\n",
+        "5\n[gate]",
+        &["from 1 to 4"],
+    );
+    refuse(
+        "protocol = \"mc-4c\"\nfamily = \"q\"\nformat = 5\ndata_bits = 7\n",
+        "7\n[gate]",
+        &["format 5 is binary"],
+    );
+    refuse(
+        "protocol = \"mc-4c\"\nfamily = \"q\"\nformat = 5\nstation = 32\n",
+        "32\n[gate]",
+        &["from 0 to 31"],
+    );
+    refuse(
+        "protocol = \"mc-2c\"\nfamily = \"q\"\nformat = 1\nnetwork = 1\n",
+        "network = 1",
+        &["network"],
+    );
+    refuse(
+        "protocol = \"mc-1c\"\nfamily = \"q\"\nformat = 1\n",
+        "\"run\"\n[mailbox]",
+        &["no remote operation"],
+    );
+    refuse(
+        "protocol = \"mc-1c\"\nfamily = \"q\"\nformat = 1\n",
+        "\"SD203\"",
+        &["1C knows"],
     );
 }

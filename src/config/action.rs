@@ -201,6 +201,9 @@ fn remote_action(
             None,
         );
     }
+    if let Dialect::Melsec { one_c: true, .. } = node.doc.dialect.get() {
+        return node.wrong("write: 1C frames carry no remote operation here", None);
+    }
     if class != Class::ModeChange {
         return node.wrong(
             "class = \"mode_change\" beside it",

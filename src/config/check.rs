@@ -8,9 +8,9 @@ use super::reader::{Node, Table, show_duration};
 use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS};
 use crate::core::serial::Way;
 use crate::core::spec::{
-    Action, Address, Area, Completion, DataType, LinkSpec, MachineSpec, MailboxSpec, Tag, TagGroup,
-    Verify,
+    Action, Address, Area, Completion, DataType, MachineSpec, MailboxSpec, Tag, TagGroup, Verify,
 };
+use std::mem::discriminant;
 use std::ops::Range;
 
 /// Time for a person to notice, look and send again, in milliseconds (CAP-03).
@@ -329,29 +329,27 @@ pub(super) fn broadcast(root: &Table<'_>, spec: &MachineSpec) {
 
 /// What is wrong with two machines on one line, in plain words.
 pub(super) fn line_conflict(one: &MachineSpec, other: &MachineSpec) -> Option<String> {
-    let line = |spec: &MachineSpec| match &spec.link {
-        LinkSpec::ModbusRtu(link) => match &link.way {
-            Way::Serial(line) => Some((line.clone(), link.echo)),
+    let line = |spec: &MachineSpec| {
+        let on_line = spec.link.on_line()?;
+        match on_line.way {
+            Way::Serial(line) => Some((line.clone(), on_line.echo)),
             Way::Tcp { .. } => None,
-        },
-        LinkSpec::ModbusTcp(_) | LinkSpec::Mc(_) => None,
+        }
     };
     let ((one_line, one_echo), (line, echo)) = (line(one)?, line(other)?);
-    let differs = one_line.path == line.path && (one_line != line || one_echo != echo);
-    differs.then(|| {
-        format!(
-            "other settings for {} than machine {:?} has",
-            line.path, other.name
-        )
-    })
+    let same_protocol = discriminant(&one.link) == discriminant(&other.link);
+    let same = same_protocol && one_line == line && one_echo == echo;
+    let what = match same_protocol {
+        true => "other settings",
+        false => "another protocol",
+    };
+    (one_line.path == line.path && !same)
+        .then(|| format!("{what} for {} than machine {:?} has", line.path, other.name))
 }
 
 /// A name that the kernel gives in the order in which adapters are found.
 fn changing_name(spec: &MachineSpec) -> Option<&str> {
-    let LinkSpec::ModbusRtu(link) = &spec.link else {
-        return None;
-    };
-    let Way::Serial(line) = &link.way else {
+    let Way::Serial(line) = spec.link.on_line()?.way else {
         return None;
     };
     let changing = ["/dev/ttyUSB", "/dev/ttyACM"];

@@ -170,8 +170,7 @@ fn machines(
                     .filter_map(|other| check::line_conflict(&machine.spec, other))
                     .next()
                 {
-                    let expected =
-                        "one speed, one character format and one echo for everybody on a line";
+                    let expected = "one protocol, one speed, one character format and one echo for everybody on a line";
                     item.problem(
                         found,
                         expected,

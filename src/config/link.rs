@@ -5,6 +5,7 @@
 use super::problem::Dialect;
 use super::reader::{Node, Table};
 use crate::board::{BoardProfile, SerialPort};
+use crate::core::c24::{C24Format, C24Frame, C24Link, C24Route};
 use crate::core::melsec::{Code, Family, Frame, McLink, Route, Transport};
 use crate::core::serial::{ModbusRtu, Parity, SerialLine, Way};
 use crate::core::spec::{LinkSpec, ModbusTcp};
@@ -22,6 +23,14 @@ pub const RECONNECT_MS_MAX_DEFAULT: u64 = 5_000;
 pub const READ_REGISTERS_MAX: u16 = 125;
 /// Most words in one read or write of MC protocol (SH-080008, 8.1).
 pub const MC_WORDS_MAX: u16 = 960;
+
+/// Words in one read over a serial module unless the file says otherwise, and most with 1C: a command waits
+/// for the request that is under way, and at 19200 bits per second so many take about 0.1 s.
+const C24_WORDS_DEFAULT: u16 = 64;
+/// So many single bits take as long on a line as a word does.
+const C24_BITS_A_WORD: u16 = 4;
+/// Station numbers on one line (SH-080008, 5.3).
+const C24_STATION_MAX: i128 = 31;
 
 /// Longest path of a serial port.
 const PATH_BYTES_MAX: usize = 4_096;
@@ -58,22 +67,34 @@ impl Reach {
                 ..Self::of(None)
             },
             Some(LinkSpec::Mc(link)) => {
-                let bits = match link.code {
-                    Code::Binary => 7_168,
-                    Code::Ascii => 3_584,
-                };
+                let bits = mc_bits_max(link.code);
                 Self {
                     read_words: link.read_words_max,
-                    read_bits: bits,
+                    read_bits: bits.into(),
                     write_words: MC_WORDS_MAX.into(),
-                    write_bits: bits as usize,
+                    write_bits: bits.into(),
+                }
+            }
+            Some(LinkSpec::C24(link)) => {
+                // SH-080008, ACPU common commands: 256 bits in a read, 160 in a write.
+                let (read_bits, write_bits) = match link.frame {
+                    C24Frame::C1 => (256, 160),
+                    _ => (
+                        mc_bits_max(link.format.code()),
+                        mc_bits_max(link.format.code()),
+                    ),
+                };
+                let line_bits = C24_BITS_A_WORD * link.read_words_max;
+                Self {
+                    read_words: link.read_words_max,
+                    read_bits: line_bits.min(read_bits).into(),
+                    write_words: c24_words_max(link.frame).into(),
+                    write_bits: write_bits.into(),
                 }
             }
         }
     }
 }
-
-const LATER_PROTOCOLS: &[&str] = &["mc-3c", "mc-4c"];
 
 #[derive(Clone, Copy)]
 enum Protocol {
@@ -81,33 +102,27 @@ enum Protocol {
     ModbusRtu,
     ModbusRtuOverTcp,
     Mc(Frame),
+    C24(C24Frame),
 }
 
-const PROTOCOLS: [(&str, Protocol); 5] = [
+const PROTOCOLS: [(&str, Protocol); 9] = [
     ("modbus-tcp", Protocol::ModbusTcp),
     ("modbus-rtu", Protocol::ModbusRtu),
     ("modbus-rtu-over-tcp", Protocol::ModbusRtuOverTcp),
     ("mc-3e", Protocol::Mc(Frame::E3)),
     ("mc-4e", Protocol::Mc(Frame::E4)),
+    ("mc-4c", Protocol::C24(C24Frame::C4)),
+    ("mc-3c", Protocol::C24(C24Frame::C3)),
+    ("mc-2c", Protocol::C24(C24Frame::C2)),
+    ("mc-1c", Protocol::C24(C24Frame::C1)),
 ];
 
 /// Reads `[link]`, and tells the document how its addresses are written.
 pub(super) fn link(root: &Table<'_>, board: Option<&BoardProfile>) -> Option<LinkSpec> {
     let table = root.need("link", "a table [link]")?.table()?;
-    let expected =
-        "\"modbus-tcp\", \"modbus-rtu\", \"modbus-rtu-over-tcp\", \"mc-3e\" or \"mc-4e\"";
+    let expected = "\"modbus-tcp\", \"modbus-rtu\", \"modbus-rtu-over-tcp\", \"mc-3e\", \"mc-4e\", \"mc-4c\", \"mc-3c\", \
+                    \"mc-2c\" or \"mc-1c\"";
     let protocol = table.need("protocol", expected)?;
-    if protocol
-        .as_text()
-        .is_some_and(|p| LATER_PROTOCOLS.contains(&p))
-    {
-        protocol.problem(
-            protocol.describe(),
-            format!("{expected}, the protocols that this version speaks"),
-            Some("reach the device through a Modbus TCP gateway, or leave the machine out".into()),
-        );
-        return None;
-    }
     let link = match protocol.choice(&PROTOCOLS)? {
         Protocol::ModbusTcp => modbus_tcp(&table).map(LinkSpec::ModbusTcp),
         Protocol::ModbusRtu => {
@@ -120,6 +135,10 @@ pub(super) fn link(root: &Table<'_>, board: Option<&BoardProfile>) -> Option<Lin
             modbus_rtu(&table, way).map(LinkSpec::ModbusRtu)
         }
         Protocol::Mc(frame) => mc(&table, frame).map(LinkSpec::Mc),
+        Protocol::C24(frame) => {
+            let line = serial_line(&table, board).map(Way::Serial);
+            c24(&table, frame, line).map(LinkSpec::C24)
+        }
     };
     table.finish();
     link
@@ -209,14 +228,7 @@ fn modbus_rtu(table: &Table<'_>, way: Option<Way>) -> Option<ModbusRtu> {
     let unit = table.need("unit", expected);
     let unit = unit.and_then(|node| node.integer(0, 247));
     let times = times(table);
-    let ms = |key: &'static str, min: u64, default: u64| {
-        let node = table.get(key);
-        let given = node.and_then(|node| node.duration(min, LINK_MS_MAX));
-        given.unwrap_or(default)
-    };
-    let settle_ms = ms("settle", 10, times.timeout_ms.max(SETTLE_MS_MIN_DEFAULT));
-    let turnaround_ms = ms("turnaround", 0, 0);
-    let echo = table.get("echo").and_then(|node| node.boolean());
+    let silences = silences(table, times.timeout_ms);
     let registers = number(table, "read_registers_max", 1, READ_REGISTERS_MAX.into());
     if table
         .get("data_bits")
@@ -229,9 +241,9 @@ fn modbus_rtu(table: &Table<'_>, way: Option<Way>) -> Option<ModbusRtu> {
         way: way?,
         unit: unit?.to_u8()?,
         timeout_ms: times.timeout_ms,
-        settle_ms,
-        turnaround_ms,
-        echo: echo.unwrap_or(false),
+        settle_ms: silences.settle_ms,
+        turnaround_ms: silences.turnaround_ms,
+        echo: silences.echo,
         read_registers_max: registers
             .and_then(|n| n.to_u16())
             .unwrap_or(READ_REGISTERS_MAX),
@@ -241,13 +253,139 @@ fn modbus_rtu(table: &Table<'_>, way: Option<Way>) -> Option<ModbusRtu> {
     })
 }
 
-fn mc(table: &Table<'_>, frame: Frame) -> Option<McLink> {
-    let place = host_and_port(table, 5007);
+/// What a shared line needs between requests.
+struct Silences {
+    settle_ms: u64,
+    turnaround_ms: u64,
+    echo: bool,
+}
+
+fn silences(table: &Table<'_>, timeout_ms: u64) -> Silences {
+    let ms = |key: &'static str, min: u64, default: u64| {
+        let node = table.get(key);
+        let given = node.and_then(|node| node.duration(min, LINK_MS_MAX));
+        given.unwrap_or(default)
+    };
+    let echo = table.get("echo").and_then(|node| node.boolean());
+    Silences {
+        settle_ms: ms("settle", 10, timeout_ms.max(SETTLE_MS_MIN_DEFAULT)),
+        turnaround_ms: ms("turnaround", 0, 0),
+        echo: echo.unwrap_or(false),
+    }
+}
+
+fn family(table: &Table<'_>) -> Option<Family> {
     let family = table.need(
         "family",
         "\"q\", \"l\", \"iqr\" or \"fx5\": it decides how X and Y are numbered, and has no default",
     );
-    let family = family.and_then(|node| node.choice(&Family::NAMES));
+    family.and_then(|node| node.choice(&Family::NAMES))
+}
+
+/// The format, as the module's parameters have it: it has no default, since a module in another does not answer.
+fn c24_format(table: &Table<'_>, frame: C24Frame) -> Option<C24Format> {
+    let most = match frame {
+        C24Frame::C4 => 5,
+        _ => 4,
+    };
+    let expected = match frame {
+        C24Frame::C4 => "the format, an integer from 1 to 5 as set in the module's parameters",
+        _ => "the format, an integer from 1 to 4 as set in the module's parameters",
+    };
+    let format = table.need("format", expected)?.integer(1, most)?;
+    Some(match format {
+        1 => C24Format::F1,
+        2 => C24Format::F2,
+        3 => C24Format::F3,
+        4 => C24Format::F4,
+        _ => C24Format::F5,
+    })
+}
+
+/// What of a route the frame carries.
+fn c24_route(table: &Table<'_>, frame: C24Frame) -> C24Route {
+    let own = C24Route::default();
+    let byte = |key, max: i128, default: u8| {
+        let number = number(table, key, 0, max);
+        number.and_then(|n| n.to_u8()).unwrap_or(default)
+    };
+    let mut route = C24Route {
+        station: byte("station", C24_STATION_MAX, own.station),
+        ..own
+    };
+    if matches!(frame, C24Frame::C4 | C24Frame::C3) {
+        route.network = byte("network", 255, own.network);
+    }
+    if frame != C24Frame::C2 {
+        route.pc = byte("pc", 255, own.pc);
+    }
+    if frame != C24Frame::C1 {
+        route.self_station = byte("self_station", C24_STATION_MAX, own.self_station);
+    }
+    if frame == C24Frame::C4 {
+        let io = number(table, "io", 0, 0xFFFF);
+        route.io = io.and_then(|n| n.to_u16()).unwrap_or(own.io);
+        route.module_station = byte("module_station", 255, own.module_station);
+    }
+    route
+}
+
+fn c24(table: &Table<'_>, frame: C24Frame, way: Option<Way>) -> Option<C24Link> {
+    let family = family(table);
+    let format = c24_format(table, frame);
+    let sum_check = table.get("sum_check").and_then(|node| node.boolean());
+    let route = c24_route(table, frame);
+    let times = times(table);
+    let silences = silences(table, times.timeout_ms);
+    let most = c24_words_max(frame);
+    let words = number(table, "read_words_max", 1, most.into());
+    // What is still missing is the one thing to say.
+    table.doc.dialect.set(Dialect::Melsec {
+        family: family.unwrap_or(Family::Q),
+        code: format.map_or(Code::Binary, C24Format::code),
+        one_c: frame == C24Frame::C1,
+    });
+    if let (Some(C24Format::F5), Some(node)) = (format, table.get("data_bits"))
+        && node.as_integer() == Some(7)
+    {
+        return node.wrong("8: format 5 is binary", None);
+    }
+    Some(C24Link {
+        way: way?,
+        frame,
+        format: format?,
+        sum_check: sum_check.unwrap_or(true),
+        family: family?,
+        route,
+        timeout_ms: times.timeout_ms,
+        settle_ms: silences.settle_ms,
+        turnaround_ms: silences.turnaround_ms,
+        echo: silences.echo,
+        read_words_max: words.and_then(|n| n.to_u16()).unwrap_or(C24_WORDS_DEFAULT),
+        reconnect_ms_min: times.reconnect_ms_min,
+        reconnect_ms_max: times.reconnect_ms_max,
+        heartbeat_ms: times.heartbeat_ms,
+    })
+}
+
+/// Most words in one request over a serial module.
+fn c24_words_max(frame: C24Frame) -> u16 {
+    match frame {
+        C24Frame::C1 => C24_WORDS_DEFAULT,
+        _ => MC_WORDS_MAX,
+    }
+}
+
+fn mc_bits_max(code: Code) -> u16 {
+    match code {
+        Code::Binary => 7_168,
+        Code::Ascii => 3_584,
+    }
+}
+
+fn mc(table: &Table<'_>, frame: Frame) -> Option<McLink> {
+    let place = host_and_port(table, 5007);
+    let family = family(table);
     let codes = [("binary", Code::Binary), ("ascii", Code::Ascii)];
     let code = table.get("code").and_then(|node| node.choice(&codes));
     let code = code.unwrap_or(Code::Binary);
@@ -273,6 +411,7 @@ fn mc(table: &Table<'_>, frame: Frame) -> Option<McLink> {
     table.doc.dialect.set(Dialect::Melsec {
         family: family.unwrap_or(Family::Q),
         code,
+        one_c: false,
     });
     let (host, port) = place?;
     Some(McLink {

@@ -14,6 +14,8 @@ use unicode_normalization::UnicodeNormalization;
 
 /// Longest name of a machine, tag, command, argument, group or sink, in characters.
 pub const NAME_CHARS_MAX: usize = 64;
+/// Characters of a device and its number in a 1C frame.
+const ONE_C_CHARS_MAX: usize = 5;
 /// Longest text value: what one read request carries, in bytes.
 const TEXT_BYTES_MAX: u16 = 250;
 
@@ -65,7 +67,11 @@ pub(super) fn address(node: &Node<'_>) -> Option<Address> {
     let text = node.text()?;
     match node.doc.dialect.get() {
         Dialect::Modbus => modbus_address(node, text),
-        Dialect::Melsec { family, code } => melsec_address(node, text, family, code),
+        Dialect::Melsec {
+            family,
+            code,
+            one_c,
+        } => melsec_address(node, text, family, code).filter(|at| !one_c || one_c_has(node, *at)),
     }
 }
 
@@ -89,6 +95,25 @@ pub(super) fn example(doc: &Doc) -> &'static str {
         Dialect::Modbus => "an address such as \"holding:100\"",
         Dialect::Melsec { .. } => "an address such as \"D100\"",
     }
+}
+
+/// Whether a place has a form in a 1C frame: five characters, and no device that the A series did not have.
+fn one_c_has(node: &Node<'_>, at: Address) -> bool {
+    use Kind::{B, Cc, Cn, Cs, D, F, L, M, R, Tc, Tn, Ts, W, X, Y};
+    let Address::Melsec { device, number } = at else {
+        return false;
+    };
+    let kinds = [X, Y, M, L, B, F, Ts, Tc, Tn, Cs, Cc, Cn, D, W, R];
+    let fits = kinds.contains(&device.kind) && device.place(number).len() <= ONE_C_CHARS_MAX;
+    if !fits {
+        let expected =
+            "a place of five characters at most, of a device that 1C knows, such as D9999";
+        node.wrong::<()>(
+            expected,
+            Some("use a 3C or 4C frame if the module can".into()),
+        );
+    }
+    fits
 }
 
 fn modbus_address(node: &Node<'_>, text: &str) -> Option<Address> {

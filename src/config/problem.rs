@@ -69,6 +69,8 @@ pub(super) enum Dialect {
         family: Family,
         /// In ASCII some devices have no agreed form.
         code: Code,
+        /// 1C has fewer devices, and five characters for a place.
+        one_c: bool,
     },
 }
 

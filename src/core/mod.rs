@@ -6,6 +6,7 @@
 //! [`gateway::Output`] durable, and only then performs its effects.
 
 mod act;
+pub mod c24;
 pub mod contract;
 pub mod event;
 pub mod gateway;

@@ -34,6 +34,7 @@ pub fn parse_place(link: &LinkSpec, text: &str) -> Option<Scalar> {
     let address = match link {
         LinkSpec::ModbusTcp(_) | LinkSpec::ModbusRtu(_) => modbus(place)?,
         LinkSpec::Mc(link) => melsec(place, link.family, link.code)?,
+        LinkSpec::C24(link) => melsec(place, link.family, link.format.code())?,
     };
     let area = address.area();
     let usual = match area.is_bits() {

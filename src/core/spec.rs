@@ -3,8 +3,9 @@
 //! Never: parse a file (config does), reach a device (plc does), or hold a value that `holdfast check`
 //! would refuse.
 
+use super::c24::C24Link;
 use super::melsec::{Device, McLink, NUMBER_MAX, Remote};
-use super::serial::ModbusRtu;
+use super::serial::{ModbusRtu, Way};
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -52,6 +53,8 @@ pub enum LinkSpec {
     ModbusRtu(ModbusRtu),
     /// MC protocol over Ethernet (SH-080008).
     Mc(McLink),
+    /// MC protocol over a serial module (SH-080008, C frames).
+    C24(C24Link),
 }
 
 impl LinkSpec {
@@ -62,6 +65,7 @@ impl LinkSpec {
             Self::ModbusTcp(link) => format!("{}:{}", link.host, link.port),
             Self::ModbusRtu(link) => link.way.address(),
             Self::Mc(link) => format!("{}:{}", link.host, link.port),
+            Self::C24(link) => link.way.address(),
         }
     }
 
@@ -72,6 +76,7 @@ impl LinkSpec {
             Self::ModbusTcp(link) => link.unit,
             Self::ModbusRtu(link) => link.unit,
             Self::Mc(link) => link.route.station,
+            Self::C24(link) => link.route.station,
         }
     }
 
@@ -82,6 +87,7 @@ impl LinkSpec {
             Self::ModbusTcp(link) => link.timeout_ms,
             Self::ModbusRtu(link) => link.timeout_ms,
             Self::Mc(link) => link.timeout_ms,
+            Self::C24(link) => link.timeout_ms,
         }
     }
 
@@ -92,6 +98,7 @@ impl LinkSpec {
             Self::ModbusTcp(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
             Self::ModbusRtu(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
             Self::Mc(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
+            Self::C24(link) => (link.reconnect_ms_min, link.reconnect_ms_max),
         }
     }
 
@@ -102,6 +109,7 @@ impl LinkSpec {
             Self::ModbusTcp(link) => link.heartbeat_ms,
             Self::ModbusRtu(link) => link.heartbeat_ms,
             Self::Mc(link) => link.heartbeat_ms,
+            Self::C24(link) => link.heartbeat_ms,
         }
     }
 
@@ -110,6 +118,39 @@ impl LinkSpec {
     pub fn is_broadcast(&self) -> bool {
         matches!(self, Self::ModbusRtu(link) if link.is_broadcast())
     }
+
+    /// The line that it may share with others; nothing where the connection is its own.
+    #[must_use]
+    pub fn on_line(&self) -> Option<OnLine<'_>> {
+        match self {
+            Self::ModbusTcp(_) | Self::Mc(_) => None,
+            Self::ModbusRtu(link) => Some(OnLine {
+                way: &link.way,
+                settle_ms: link.settle_ms,
+                turnaround_ms: link.turnaround_ms,
+                echo: link.echo,
+            }),
+            Self::C24(link) => Some(OnLine {
+                way: &link.way,
+                settle_ms: link.settle_ms,
+                turnaround_ms: link.turnaround_ms,
+                echo: link.echo,
+            }),
+        }
+    }
+}
+
+/// How a machine is on a shared line, whatever it speaks.
+#[derive(Clone, Copy, Debug)]
+pub struct OnLine<'a> {
+    /// See [`Way`].
+    pub way: &'a Way,
+    /// Silence after any doubt, in milliseconds.
+    pub settle_ms: u64,
+    /// Silence before a request, in milliseconds.
+    pub turnaround_ms: u64,
+    /// The line gives back what is sent on it.
+    pub echo: bool,
 }
 
 /// A Modbus TCP server.

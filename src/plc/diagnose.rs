@@ -240,11 +240,40 @@ fn no_reply(facts: &Facts<'_>, why: &str) -> Diagnosis {
                 ],
             )
         }
+        ([], LinkSpec::C24(link)) => found(
+            "no_bytes",
+            format!(
+                "{}: station {} was asked in frame {} format {}, and no byte came back",
+                facts.link.address(),
+                link.route.station,
+                link.frame.name(),
+                link.format.number()
+            ),
+            C24_LOOK_AT,
+        ),
+        (bytes, LinkSpec::C24(link)) => found(
+            "garbage",
+            format!(
+                "{} bytes came back that are no reply in frame {} format {}: {why}",
+                bytes.len(),
+                link.frame.name(),
+                link.format.number()
+            ),
+            C24_LOOK_AT,
+        ),
         (bytes, LinkSpec::ModbusRtu(link)) => rtu_bytes(facts, link, bytes, why),
         (bytes, LinkSpec::ModbusTcp(link)) => tcp_bytes(link, bytes, why),
         (bytes, LinkSpec::Mc(link)) => mc_bytes(link.code, link.frame, bytes, why),
     }
 }
+
+/// A serial module drops in silence what it was not set up for.
+const C24_LOOK_AT: &[&str] = &[
+    "baud rate, parity, data and stop bits must be those of the module's switches or parameters",
+    "protocol of that channel: MC protocol in just this format, with the sum check as configured",
+    "the station number, and on RS-485 whether A and B are the right way round",
+    "a module whose channel is in another mode (nonprocedural, bidirectional) answers nothing",
+];
 
 fn is_closed(why: &str) -> bool {
     [
@@ -606,6 +635,8 @@ pub fn others(link: &LinkSpec, code: &str, search: bool) -> Vec<(String, LinkSpe
             (Way::Serial(_), true) => other_lines(link),
             (Way::Serial(_), false) => Vec::new(),
         },
+        // A wrong frame on a shared line may be what another station waits for.
+        LinkSpec::C24(_) => Vec::new(),
     };
     all.truncate(TRIES_MAX);
     all

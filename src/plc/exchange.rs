@@ -206,8 +206,8 @@ pub(super) trait Codec: Send {
         true
     }
     /// How long a request and its reply are on the line, beside what the device takes.
-    fn line_time(&self, request: &[u8]) -> Duration {
-        let _ = request;
+    fn line_time(&self, ask: &Ask, request: &[u8]) -> Duration {
+        let _ = (ask, request);
         Duration::ZERO
     }
 }
@@ -265,7 +265,7 @@ impl Framed {
         count(&self.tally.requests);
         let answered = self.codec.is_answered();
         let exchange = exchange(self.line.clone(), &request, answered);
-        let exchanged = timeout(self.timeout + self.codec.line_time(&request), exchange).await;
+        let exchanged = timeout(self.timeout + self.codec.line_time(ask, &request), exchange).await;
         let mut meter = self.line.meter();
         let end = match exchanged {
             Ok(Ok(_)) if !answered => End::Unconfirmable("sent, unconfirmable".into()),

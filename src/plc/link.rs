@@ -280,10 +280,10 @@ impl Link {
         }
         // That may have been the late reply to an earlier request, and its own reply comes only now: it must
         // not be taken for the next one's.
-        if let (true, Some(port), LinkSpec::ModbusRtu(link)) =
-            (self.doubted, &self.opener.port, &self.spec)
+        if let (true, Some(port), Some(manners)) =
+            (self.doubted, &self.opener.port, Manners::of(&self.spec))
         {
-            port.settle(&Manners::of(link));
+            port.settle(&manners);
         }
         self.doubted = false;
         self.ready = true;
@@ -576,10 +576,10 @@ impl Link {
         let called = session.call(ident, ask).await;
         // A reply of its own to the request, and so none to an earlier one is still to come.
         self.secret_due &= !called.end.is_matched();
-        if let (Some(turn), LinkSpec::ModbusRtu(link), false) =
-            (&turn, &self.spec, called.end.is_matched())
+        if let (Some(turn), Some(line), false) =
+            (&turn, self.spec.on_line(), called.end.is_matched())
         {
-            turn.found_nobody(Duration::from_millis(link.settle_ms));
+            turn.found_nobody(Duration::from_millis(line.settle_ms));
             self.doubted |= !matches!(called.end, End::NotSent(_));
         }
         drop(turn);
@@ -598,10 +598,10 @@ impl Link {
 
     /// The turn on a shared line, and that line quiet; nothing where the line is this link's alone.
     async fn quiet_line(&mut self) -> Result<Option<Turn>, String> {
-        let (Some(port), LinkSpec::ModbusRtu(link)) = (self.opener.port.clone(), &self.spec) else {
+        let (Some(port), Some(manners)) = (self.opener.port.clone(), Manners::of(&self.spec))
+        else {
             return Ok(None);
         };
-        let manners = Manners::of(link);
         if self.turn.is_none() {
             // What is under way is not kept waiting by what others have yet to begin.
             self.turn = Some(match self.ready {
@@ -674,7 +674,8 @@ impl Link {
 
     fn connect_error(&self, error: &std::io::Error) -> LinkError {
         let address = self.spec.address();
-        if matches!(&self.spec, LinkSpec::ModbusRtu(link) if matches!(link.way, Way::Serial(_))) {
+        let line = self.spec.on_line();
+        if line.is_some_and(|line| matches!(line.way, Way::Serial(_))) {
             return LinkError::Port(error.to_string());
         }
         match error.kind() {

@@ -3,6 +3,7 @@
 //! Never: decide what an outcome means for an operation; write on a link in doubt; write anything again.
 
 pub mod diagnose;
+mod echo;
 mod exchange;
 mod gate;
 pub mod link;

@@ -7,7 +7,8 @@ use super::metered::{Clock, Tally};
 use super::port::{OnPort, Port, Ports};
 use super::wire::RetiredPorts;
 use super::{melsec, modbus};
-use crate::core::melsec::{Device, Kind};
+use crate::core::c24::C24Frame;
+use crate::core::melsec::{Device, Family, Kind};
 use crate::core::spec::{Address, LinkSpec, ModbusArea};
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -23,10 +24,7 @@ impl Opener {
     pub(super) fn new(link: &LinkSpec, ports: &Ports) -> Self {
         Self {
             retired: RetiredPorts::default(),
-            port: match link {
-                LinkSpec::ModbusRtu(link) => Some(ports.get(&link.way)),
-                LinkSpec::ModbusTcp(_) | LinkSpec::Mc(_) => None,
-            },
+            port: link.on_line().map(|line| ports.get(line.way)),
         }
     }
 
@@ -41,7 +39,7 @@ impl Opener {
             LinkSpec::ModbusTcp(link) => modbus::Session::open(link, clock, tally)
                 .await
                 .map(Session::Modbus),
-            LinkSpec::ModbusRtu(link) => {
+            LinkSpec::ModbusRtu(_) | LinkSpec::C24(_) => {
                 let Some(port) = &self.port else {
                     return Err(ErrorKind::NotConnected.into());
                 };
@@ -63,10 +61,22 @@ pub(super) fn first_place(link: &LinkSpec) -> Address {
             area: ModbusArea::Holding,
             offset: 0,
         },
-        // The operating state of the CPU.
-        LinkSpec::Mc(link) => Address::Melsec {
-            device: Device::of(Kind::Sd, link.family),
-            number: 203,
+        LinkSpec::Mc(link) => operating_state(link.family),
+        LinkSpec::C24(link) => match link.frame {
+            // Its commands know no SD.
+            C24Frame::C1 => Address::Melsec {
+                device: Device::of(Kind::D, link.family),
+                number: 0,
+            },
+            _ => operating_state(link.family),
         },
+    }
+}
+
+/// Of the CPU.
+fn operating_state(family: Family) -> Address {
+    Address::Melsec {
+        device: Device::of(Kind::Sd, family),
+        number: 203,
     }
 }

@@ -104,6 +104,7 @@ impl Limits {
                 (registers, super::modbus::READ_BITS_MAX)
             }
             LinkSpec::Mc(link) => super::melsec::read_limits(link),
+            LinkSpec::C24(link) => super::melsec::serial_read_limits(link),
         };
         Self {
             registers_max,

@@ -1,14 +1,15 @@
 //! Owns: a line that several machines may share: its one opening, its silences, what came unasked on it.
-//! May call: exchange, metered, rtu, serial, turns, wire of this room; core serial.
+//! May call: exchange, melsec, metered, rtu, serial, turns, wire of this room; core serial, spec.
 //! Never: send before the line was silent for as long as it must be; judge a reply.
 
-use super::exchange::{Ask, Called, End, Framed};
-use super::metered::{Clock, Line, Tally, Wire};
+use super::exchange::{Ask, Called, Codec, End, Framed};
+use super::metered::{Clock, Framing, Line, Tally, Wire};
 use super::rtu::{RtuCodec, RtuFraming};
 use super::tap::TraceWay;
 use super::turns::{Purpose, Turn, Turns};
-use super::{serial, wire};
-use crate::core::serial::{ModbusRtu, Way};
+use super::{melsec, serial, wire};
+use crate::core::serial::Way;
+use crate::core::spec::LinkSpec;
 use crate::sys::LineErrors;
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -48,20 +49,40 @@ impl Ports {
 }
 
 /// How a line is treated, as one machine's configuration has it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Manners {
-    settle: Duration,
+    pub(super) settle: Duration,
     turnaround: Duration,
     timeout_ms: u64,
+    /// What is sent after a doubt, before the silence, so that nobody waits for the rest of a request.
+    resync: Vec<u8>,
 }
 
 impl Manners {
-    pub(super) fn of(link: &ModbusRtu) -> Self {
-        Self {
-            settle: Duration::from_millis(link.settle_ms),
-            turnaround: Duration::from_millis(link.turnaround_ms),
-            timeout_ms: link.timeout_ms,
-        }
+    /// Nothing where the connection is the machine's own.
+    pub(super) fn of(link: &LinkSpec) -> Option<Self> {
+        let line = link.on_line()?;
+        Some(Self {
+            settle: Duration::from_millis(line.settle_ms),
+            turnaround: Duration::from_millis(line.turnaround_ms),
+            timeout_ms: link.timeout_ms(),
+            resync: match link {
+                LinkSpec::C24(link) => melsec::resync(link),
+                _ => Vec::new(),
+            },
+        })
+    }
+}
+
+/// What is spoken on a line.
+fn spoken(link: &LinkSpec) -> Option<(Box<dyn Framing>, Box<dyn Codec>)> {
+    match link {
+        LinkSpec::ModbusTcp(_) | LinkSpec::Mc(_) => None,
+        LinkSpec::ModbusRtu(link) => Some((
+            Box::new(RtuFraming::new(link.echo)),
+            Box::new(RtuCodec::new(link)),
+        )),
+        LinkSpec::C24(link) => Some(melsec::on_line(link)),
     }
 }
 
@@ -83,6 +104,8 @@ struct State {
     doubt: Option<Duration>,
     /// What is in doubt may carry a secret.
     hidden: bool,
+    /// What goes out before that silence begins.
+    resync: Vec<u8>,
     unanswered: u32,
     noise_logged: Option<Instant>,
 }
@@ -136,6 +159,7 @@ impl Port {
             line_errors,
         });
         state.doubt = Some(manners.settle);
+        state.resync.clone_from(&manners.resync);
         state.unanswered = 0;
         number
     }
@@ -171,6 +195,7 @@ impl Port {
         clock: &Clock,
         tally: &Tally,
     ) -> Result<()> {
+        self.resynchronise().await?;
         let gap = self.gap() + manners.turnaround;
         let doubt = self.state().doubt;
         let silence = doubt.unwrap_or_default().max(gap);
@@ -205,6 +230,18 @@ impl Port {
         (state.doubt, state.hidden) = (None, false);
         drop(state);
         self.log_noise(&noise);
+        Ok(())
+    }
+
+    /// Has whoever waits for the rest of a request drop it. It proves nothing about that request.
+    async fn resynchronise(&self) -> Result<()> {
+        let resync = std::mem::take(&mut self.state().resync);
+        let mut rest = resync.as_slice();
+        while !rest.is_empty() {
+            let sent = poll_fn(|cx| self.poll_write(cx, None, rest)).await;
+            let sent = sent.inspect_err(|_| self.close())?;
+            rest = &rest[sent.min(rest.len())..];
+        }
         Ok(())
     }
 
@@ -262,9 +299,14 @@ impl Port {
         Poll::Ready(read)
     }
 
-    fn poll_write(&self, cx: &mut Context<'_>, number: u64, bytes: &[u8]) -> Poll<Result<usize>> {
+    fn poll_write(
+        &self,
+        cx: &mut Context<'_>,
+        number: Option<u64>,
+        bytes: &[u8],
+    ) -> Poll<Result<usize>> {
         let mut state = self.state();
-        let opened = state.opened_as(Some(number))?;
+        let opened = state.opened_as(number)?;
         let taken = ready!(Pin::new(opened.wire.as_mut()).poll_write(cx, bytes));
         match &taken {
             Ok(count) => {
@@ -298,9 +340,10 @@ impl Port {
     }
 
     /// A request that nothing matched: its reply may still come, and must find nobody waiting.
-    fn doubt(&self, doubt: Doubt, settle: Duration, hidden: bool) {
+    fn doubt(&self, doubt: Doubt, manners: &Manners, hidden: bool) {
         let mut state = self.state();
-        state.doubt = Some(settle);
+        state.doubt = Some(manners.settle);
+        state.resync.clone_from(&manners.resync);
         state.hidden |= hidden;
         state.unanswered = state.unanswered.saturating_add(1);
         if let (Some(opened), Doubt::Unsent) = (&state.opened, doubt) {
@@ -342,7 +385,7 @@ impl AsyncRead for PortWire {
 
 impl AsyncWrite for PortWire {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
-        self.port.poll_write(cx, self.number, bytes)
+        self.port.poll_write(cx, Some(self.number), bytes)
     }
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<()>> {
         Poll::Ready(Ok(()))
@@ -376,22 +419,22 @@ impl OnPort {
     /// Opens the port if nobody has. The caller has the turn.
     pub(super) async fn open(
         port: &Arc<Port>,
-        link: &ModbusRtu,
+        link: &LinkSpec,
         clock: Clock,
         tally: Arc<Tally>,
     ) -> Result<Self> {
-        let manners = Manners::of(link);
+        let (Some(manners), Some((framing, codec))) = (Manners::of(link), spoken(link)) else {
+            return Err(ErrorKind::NotConnected.into());
+        };
         let number = port.open(&manners).await?;
         let port = Arc::clone(port);
         let wire = Box::new(PortWire {
             port: Arc::clone(&port),
             number,
         });
-        let framing = Box::new(RtuFraming::new(link.echo));
         let line = Line::new(wire, framing, clock, Arc::clone(&tally));
-        let timeout = Duration::from_millis(link.timeout_ms);
+        let timeout = Duration::from_millis(link.timeout_ms());
         let shown = Arc::clone(&tally);
-        let codec = Box::new(RtuCodec::new(link));
         Ok(Self {
             port,
             number,
@@ -414,7 +457,7 @@ impl OnPort {
         let mut guard = DoubtUnlessMatched {
             port: &self.port,
             tally: &self.tally,
-            settle: self.manners.settle,
+            manners: &self.manners,
             end: Some(Doubt::Unsent),
         };
         let called = self.framed.call(ident, ask).await;
@@ -443,7 +486,7 @@ enum Doubt {
 struct DoubtUnlessMatched<'a> {
     port: &'a Port,
     tally: &'a Tally,
-    settle: Duration,
+    manners: &'a Manners,
     end: Option<Doubt>,
 }
 
@@ -451,7 +494,7 @@ impl Drop for DoubtUnlessMatched<'_> {
     fn drop(&mut self) {
         if let Some(doubt) = self.end {
             let hidden = self.tally.tap.is_hiding();
-            self.port.doubt(doubt, self.settle, hidden);
+            self.port.doubt(doubt, self.manners, hidden);
         }
     }
 }

@@ -8,7 +8,7 @@ use super::super::rtu::tests::{clock, link};
 use super::*;
 use crate::core::contract::{Job, Outcome, Reply};
 use crate::core::jitter::Jitter;
-use crate::core::serial::{Parity, SerialLine};
+use crate::core::serial::{ModbusRtu, Parity, SerialLine};
 use crate::core::spec::{
     Address, DataType, GateSpec, LinkSpec, MachineSpec, ModbusArea, Scalar, Tag, WordOrder,
 };
@@ -58,12 +58,16 @@ fn holding(offset: u16) -> Scalar {
     }
 }
 
+fn manners(link: &ModbusRtu) -> Manners {
+    Manners::of(&LinkSpec::ModbusRtu(link.clone())).unwrap()
+}
+
 /// A line with somebody at its other end, and a link on it.
 fn on_pipe(link: &ModbusRtu) -> (Link, Arc<Port>, DuplexStream) {
     let (near, far) = duplex(1 << 16);
     let ports = Ports::default();
     let port = ports.get(&link.way);
-    port.opened(Box::new(near), &Manners::of(link));
+    port.opened(Box::new(near), &manners(link));
     (Link::on(&ports, &machine(link), clock()), port, far)
 }
 
@@ -190,7 +194,7 @@ async fn a_request_goes_out_only_after_three_and_a_half_characters_of_silence() 
     let (near, mut far) = duplex(1 << 16);
     let ports = Ports::default();
     let port = ports.get(&first.way);
-    port.opened(Box::new(near), &Manners::of(&first));
+    port.opened(Box::new(near), &manners(&first));
     let mut links = [&first, &second].map(|spec| Link::on(&ports, &machine(spec), clock()));
     let device = tokio::spawn(async move {
         let mut request = [0; 8];
@@ -269,7 +273,7 @@ async fn a_line_that_never_falls_silent_is_said_to_be_so() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
-    let mut manners = Manners::of(&spec);
+    let mut manners = manners(&spec);
     // A busy computer may hold the babble up for a while, and that must not pass for silence.
     manners.settle = Duration::from_millis(800);
     port.settle(&manners);
@@ -293,7 +297,7 @@ async fn one_units_silence_takes_the_line_from_nobody_else() {
     let (near, far) = duplex(1 << 16);
     let ports = Ports::default();
     let port = ports.get(&first.way);
-    port.opened(Box::new(near), &Manners::of(&first));
+    port.opened(Box::new(near), &manners(&first));
     let unit = |unit| ModbusRtu {
         unit,
         ..first.clone()

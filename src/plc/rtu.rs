@@ -1,11 +1,12 @@
 //! Owns: Modbus RTU (MODBUS over Serial Line V1.02): its frames, where a reply ends, what on the line is none.
-//! May call: exchange, metered, modbus (the requests and what exception codes prove) of this room; core serial.
+//! May call: echo, exchange, metered, modbus (the requests and what exception codes prove) of this room; core serial.
 //! Never: end a reply by silence; take bytes for a reply that differ from it in unit, function, length, echo or
 //! check sum.
 //!
 //! The frames are not tokio-modbus's: as tried, its RTU codec takes the reply to an abandoned request for the
 //! next one's, compares neither byte count nor echo, knows no local echo, and has a broadcast wait for ever.
 
+use super::echo;
 use super::exchange::{Ask, Codec, End};
 use super::matching::hex;
 use super::metered::{Fit, Framing, Skip};
@@ -20,8 +21,6 @@ pub(super) const FRAME_BYTES_MAX: usize = 256;
 const EXCEPTION_BYTES: usize = 5;
 /// Unit, function, two words, check sum.
 const ECHO_BYTES: usize = 8;
-/// A transceiver that turns around late may swallow so many bytes at the front of a local echo.
-const ECHO_BYTES_LOST_MAX: usize = 2;
 
 const CRC_TABLE: [u16; 256] = crc_table();
 
@@ -174,21 +173,6 @@ impl RtuFraming {
             echo_due: false,
         }
     }
-
-    /// Skips to the end of the request's own bytes.
-    fn skip_echo(request: &[u8], bytes: &[u8]) -> Skip {
-        for lost in 0..=ECHO_BYTES_LOST_MAX {
-            let own = &request[lost..];
-            if let Some(at) = bytes.windows(own.len()).position(|part| part == own) {
-                return Skip::Echo(at + own.len());
-            }
-        }
-        // What is longer than two frames cannot be the beginning of an echo any more.
-        match bytes.len().checked_sub(2 * FRAME_BYTES_MAX) {
-            Some(more) if more > 0 => Skip::Noise(more, "the request's echo did not come".into()),
-            _ => Skip::Nothing,
-        }
-    }
 }
 
 impl Framing for RtuFraming {
@@ -211,7 +195,7 @@ impl Framing for RtuFraming {
             });
         };
         if self.echo_due {
-            let skip = Self::skip_echo(request, bytes);
+            let skip = echo::skip(request, bytes, FRAME_BYTES_MAX);
             self.echo_due = !matches!(skip, Skip::Echo(_));
             return Ok(skip);
         }
@@ -223,7 +207,7 @@ impl Framing for RtuFraming {
             match sight(request, rest) {
                 Sight::Reply(_) | Sight::Perhaps => break,
                 // A single write's reply is its request over again: then there is nothing to tell by.
-                _ if !echoes && rest.starts_with(request) => return Err(echoed()),
+                _ if !echoes && rest.starts_with(request) => return Err(echo::unexpected()),
                 _ if !echoes && request.starts_with(rest) => break,
                 Sight::Unsound => unsound = true,
                 Sight::Nothing => {}
@@ -263,10 +247,6 @@ impl Framing for RtuFraming {
     fn is_write(&self, request: &[u8]) -> bool {
         matches!(request.get(1), Some(5 | 6 | 15 | 16))
     }
-}
-
-fn echoed() -> String {
-    "the request's own bytes came back: local echo? Set echo = true, or switch the transceiver's echo off".into()
 }
 
 /// Requests and replies of one unit.
@@ -336,7 +316,7 @@ impl Codec for RtuCodec {
         !self.link.is_broadcast()
     }
 
-    fn line_time(&self, request: &[u8]) -> Duration {
+    fn line_time(&self, _: &Ask, request: &[u8]) -> Duration {
         let Way::Serial(line) = &self.link.way else {
             return Duration::ZERO;
         };

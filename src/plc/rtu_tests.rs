@@ -432,11 +432,12 @@ fn the_wait_for_a_reply_begins_when_the_request_has_left() {
         rs485: false,
     });
     let codec = RtuCodec::new(&slow);
-    let request = codec.encode(&holding(0, 100), 0).unwrap();
+    let ask = holding(0, 100);
+    let request = codec.encode(&ask, 0).unwrap();
     // Request, its echo, 205 bytes of reply; 11 bits each.
     let characters = 8 + 8 + 205;
     let expected = Duration::from_micros(characters * 11 * 1_000_000 / 1_200);
-    let found = codec.line_time(&request);
+    let found = codec.line_time(&ask, &request);
     assert!(found >= expected && found < expected + Duration::from_millis(1));
 }
 

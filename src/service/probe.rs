@@ -200,7 +200,7 @@ fn empty(spec: &MachineSpec, link: &Link) -> ProbeReport {
         address: spec.link.address(),
         unit: spec.link.unit(),
         unit_is: match spec.link {
-            LinkSpec::Mc(_) => "station",
+            LinkSpec::Mc(_) | LinkSpec::C24(_) => "station",
             LinkSpec::ModbusTcp(_) | LinkSpec::ModbusRtu(_) => "unit",
         },
         result: "silent",
@@ -278,6 +278,12 @@ fn spoken(link: &LinkSpec) -> String {
             ),
             Way::Tcp { .. } => "Modbus RTU over TCP".into(),
         },
+        LinkSpec::C24(link) => format!(
+            "MC protocol {} frame, format {}, {} sum check",
+            link.frame.name(),
+            link.format.number(),
+            if link.sum_check { "with" } else { "without" }
+        ),
         LinkSpec::Mc(link) => format!(
             "MC protocol {} frame, {}, over {}",
             match link.frame {

@@ -1,13 +1,16 @@
 //! Owns: the ways in which the simulated PLC misbehaves, and what each makes of a reply.
-//! May call: spec, frame, rtu, mc (which bytes of a reply say what).
+//! May call: spec, frame, rtu, mc, c24 (which bytes of a reply say what).
 //! Never: decide whether a request has an effect by anything but its own rule.
 
+use super::c24::Wrap;
 use super::frame::HEADER_BYTES;
 use super::spec::{McProgram, Span};
 use super::{mc, rtu};
 use serde::Deserialize;
 use std::time::Duration;
 
+/// The block of a reply to nobody's request.
+const OTHER_BLOCK: u8 = 0xFE;
 /// For [`Fault::times`]: never used up.
 pub const ALWAYS: u32 = u32::MAX;
 
@@ -256,6 +259,7 @@ impl Act {
                 Shape::Mbap => self.falsify(&mut frame),
                 Shape::Rtu => self.falsify_rtu(&mut frame),
                 Shape::Mc(port) => self.falsify_mc(&mut frame, port),
+                Shape::C24(wrap) => frame = self.falsify_c24(frame, wrap),
             },
         }
         Outgoing::whole(frame)
@@ -296,12 +300,24 @@ impl Act {
     }
 }
 
+impl Act {
+    /// One field of a C frame's reply; only format 2 says which request it answers.
+    fn falsify_c24(&self, frame: Vec<u8>, wrap: &Wrap) -> Vec<u8> {
+        match self {
+            Self::WrongTransaction => wrap.other_block(&frame, OTHER_BLOCK),
+            Self::WrongUnit(station) => wrap.other_station(&frame, *station),
+            _ => frame,
+        }
+    }
+}
+
 /// What a reply looks like, so that a field of it can be falsified.
 #[derive(Clone, Copy)]
 pub(super) enum Shape<'a> {
     Mbap,
     Rtu,
     Mc(&'a McProgram),
+    C24(&'a Wrap),
 }
 
 fn split(frame: &[u8], at: &[usize], gap: Duration) -> Outgoing {

@@ -1,7 +1,8 @@
 //! Owns: one request, whatever protocol carried it, and what is common to all.
-//! May call: frame, rtu, mc, fault, state, spec.
+//! May call: frame, rtu, mc, c24, fault, state, spec.
 //! Never: wait, or reach a socket.
 
+use super::c24;
 use super::fault::{Act, Outgoing, Shape};
 use super::frame::{self, Frame, Request};
 use super::mc::{self, McFrame, McRequest, Store};
@@ -32,6 +33,10 @@ pub(super) fn take(
     buffer: &mut Vec<u8>,
     spec: &SimulatorSpec,
 ) -> Result<Option<Incoming>, Garbage> {
+    if let Some(port) = &spec.c24 {
+        let cpu = spec.mc.clone().unwrap_or_default();
+        return Ok(c24::take(buffer, port).map(|found| Incoming::Mc(Box::new(found), cpu)));
+    }
     match &spec.mc {
         None if spec.rtu.is_some() => Ok(rtu::take(buffer).map(Incoming::Modbus)),
         None => match frame::take(buffer) {
@@ -62,11 +67,16 @@ impl Incoming {
         }
     }
 
-    /// The unit on a line of several that it is for; 0: all of them, and none answers.
+    /// Whether it is for all units of its line, and none answers.
+    pub(super) fn is_for_all(&self) -> bool {
+        matches!(self, Self::Modbus(frame) if frame.rtu && frame.unit == 0)
+    }
+
+    /// The unit or station on a line of several that it is for.
     pub(super) fn on_line(&self) -> Option<u8> {
         match self {
             Self::Modbus(frame) => frame.rtu.then_some(frame.unit),
-            Self::Mc(..) => None,
+            Self::Mc(frame, _) => frame.wrap.as_ref().map(|_| frame.station),
         }
     }
 
@@ -109,7 +119,7 @@ impl Incoming {
     pub(super) fn end_code(&self, code: u16) -> Vec<u8> {
         match self {
             Self::Modbus(frame) => frame.exception(4),
-            Self::Mc(frame, _) => frame.error(code),
+            Self::Mc(frame, _) => frame.refused(code),
         }
     }
 
@@ -134,7 +144,10 @@ impl Incoming {
             match self {
                 Self::Modbus(frame) if frame.rtu => Shape::Rtu,
                 Self::Modbus(_) => Shape::Mbap,
-                Self::Mc(_, port) => Shape::Mc(port),
+                Self::Mc(frame, port) => match &frame.wrap {
+                    Some(wrap) => Shape::C24(wrap),
+                    None => Shape::Mc(port),
+                },
             },
         )
     }

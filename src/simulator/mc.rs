@@ -1,7 +1,8 @@
 //! Owns: MC protocol (3E, 4E; SH-080008) as a CPU's port sees it: frames in, requests out, replies.
-//! May call: core's names of the tables.
+//! May call: core's names of the tables; c24 (how else a request may be wrapped).
 //! Never: share code with the gateway's client, so that each is proof against the other.
 
+use super::c24::{self, Wrap};
 use super::spec::{McCode, McFrameKind, McProgram};
 use crate::core::spec::ModbusArea;
 
@@ -11,8 +12,8 @@ const REQUEST_BYTES_MAX: usize = 8_192;
 pub(super) const NOT_POSSIBLE: u16 = 0xC059;
 pub(super) const OUT_OF_RANGE: u16 = 0xC056;
 pub(super) const TOO_MANY: u16 = 0xC051;
-const BAD_LENGTH: u16 = 0xC061;
-const BAD_DEVICE: u16 = 0xC05B;
+pub(super) const BAD_LENGTH: u16 = 0xC061;
+pub(super) const BAD_DEVICE: u16 = 0xC05B;
 const BAD_REQUEST: u16 = 0xC05C;
 const BAD_DIGIT: u16 = 0xC050;
 
@@ -26,7 +27,7 @@ pub(super) enum Store {
 }
 
 /// Letters in ASCII, code in binary, store, single bits, hexadecimal number.
-type DeviceRow = (&'static str, u8, Store, bool, bool);
+pub(super) type DeviceRow = (&'static str, u8, Store, bool, bool);
 
 const fn extra(name: &'static str, code: u8, bits: bool, hex: bool) -> DeviceRow {
     (name, code, Store::Extra(code), bits, hex)
@@ -104,33 +105,38 @@ pub(super) enum Unit {
 /// One request as it came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct McFrame {
-    code: McCode,
+    pub(super) code: McCode,
     /// From the subheader to the route, as a reply repeats it.
-    head: Vec<u8>,
+    pub(super) head: Vec<u8>,
     pub(super) serial: u16,
     pub(super) station: u8,
     pub(super) command: u16,
-    sub: u16,
+    pub(super) sub: u16,
     pub(super) request: Result<McRequest, u16>,
+    /// A C frame is wrapped in another way.
+    pub(super) wrap: Option<Wrap>,
 }
 
 /// No request of this port: a real one does not answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NotMc;
 
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     code: McCode,
     bytes: &'a [u8],
-    at: usize,
+    pub(super) at: usize,
 }
 
-impl Reader<'_> {
-    fn raw(&mut self, bytes: usize) -> Result<&[u8], u16> {
+impl<'a> Reader<'a> {
+    pub(super) fn new(code: McCode, bytes: &'a [u8]) -> Self {
+        Self { code, bytes, at: 0 }
+    }
+    pub(super) fn raw(&mut self, bytes: usize) -> Result<&[u8], u16> {
         let found = self.bytes.get(self.at..self.at + bytes).ok_or(BAD_LENGTH)?;
         self.at += bytes;
         Ok(found)
     }
-    fn number(&mut self, bytes: usize) -> Result<u32, u16> {
+    pub(super) fn number(&mut self, bytes: usize) -> Result<u32, u16> {
         if self.code == McCode::Binary {
             let raw = self.raw(bytes)?;
             let digit = |(n, byte): (usize, &u8)| u32::from(*byte) << (8 * n);
@@ -138,7 +144,7 @@ impl Reader<'_> {
         }
         digits(self.raw(2 * bytes)?, 16)
     }
-    fn word(&mut self) -> Result<u16, u16> {
+    pub(super) fn word(&mut self) -> Result<u16, u16> {
         Ok(self.number(2)? as u16)
     }
     /// A device and the number of its first place.
@@ -150,12 +156,9 @@ impl Reader<'_> {
             return Ok((*row.ok_or(BAD_DEVICE)?, start));
         }
         let name = self.raw(2)?.to_vec();
-        let row = DEVICES.iter().find(|row| row.0.as_bytes() == name);
-        let row = *row.ok_or(BAD_DEVICE)?;
-        let start = digits(self.raw(6)?, if row.4 { 16 } else { 10 })?;
-        Ok((row, start))
+        device_named(&name, self.raw(6)?)
     }
-    fn bits(&mut self, count: usize) -> Result<Vec<u16>, u16> {
+    pub(super) fn bits(&mut self, count: usize) -> Result<Vec<u16>, u16> {
         let halves: Vec<u8> = match self.code {
             McCode::Binary => {
                 let raw = self.raw(count.div_ceil(2))?;
@@ -171,13 +174,26 @@ impl Reader<'_> {
         let words = halves.into_iter().take(count).map(u16::from).collect();
         if valid { Ok(words) } else { Err(0xC060) }
     }
-    fn finish<T>(&self, value: T) -> Result<T, u16> {
+    pub(super) fn finish<T>(&self, value: T) -> Result<T, u16> {
         if self.at == self.bytes.len() {
             Ok(value)
         } else {
             Err(BAD_LENGTH)
         }
     }
+}
+
+/// A device by its letters, and a number in its own way of writing.
+pub(super) fn device_named(letters: &[u8], number: &[u8]) -> Result<(DeviceRow, u32), u16> {
+    let padded = [letters, b"*"].concat();
+    let row = DEVICES.iter().find(|row| row.0.as_bytes() == &padded[..2]);
+    let row = *row.ok_or(BAD_DEVICE)?;
+    Ok((row, digits(number, if row.4 { 16 } else { 10 })?))
+}
+
+/// Whether its places are single bits.
+pub(super) fn is_bits(row: DeviceRow) -> bool {
+    row.3
 }
 
 fn digits(text: &[u8], radix: u32) -> Result<u32, u16> {
@@ -248,10 +264,11 @@ pub(super) fn take(buffer: &mut Vec<u8>, port: &McProgram) -> Result<Option<McFr
         command,
         sub,
         request: parse(&mut body, command, sub),
+        wrap: None,
     }))
 }
 
-fn run(row: DeviceRow, start: u32, count: u32) -> Run {
+pub(super) fn run(row: DeviceRow, start: u32, count: u32) -> Run {
     let (_, _, store, bits, _) = row;
     Run {
         store,
@@ -262,7 +279,17 @@ fn run(row: DeviceRow, start: u32, count: u32) -> Run {
 }
 
 fn parse(reader: &mut Reader<'_>, command: u16, sub: u16) -> Result<McRequest, u16> {
-    let request = match (command, sub) {
+    let request = parse_open(reader, command, sub)?;
+    reader.finish(request)
+}
+
+/// The same, whatever follows.
+pub(super) fn parse_open(
+    reader: &mut Reader<'_>,
+    command: u16,
+    sub: u16,
+) -> Result<McRequest, u16> {
+    Ok(match (command, sub) {
         (0x0401 | 0x1401, 0 | 1) => contiguous(reader, command, sub == 1)?,
         (0x0403, 0) => random_read(reader)?,
         (0x1402, 0) => random_write(reader)?,
@@ -284,8 +311,7 @@ fn parse(reader: &mut Reader<'_>, command: u16, sub: u16) -> Result<McRequest, u
             McRequest::Loopback(reader.raw(count)?.to_vec())
         }
         _ => return Err(NOT_POSSIBLE),
-    };
-    reader.finish(request)
+    })
 }
 
 fn contiguous(reader: &mut Reader<'_>, command: u16, single: bool) -> Result<McRequest, u16> {
@@ -448,6 +474,9 @@ impl McFrame {
     }
 
     fn frame(&self, end_code: u16, data: &[u8]) -> Vec<u8> {
+        if let Some(wrap) = &self.wrap {
+            return wrap.reply(end_code, data);
+        }
         let wide = if self.code == McCode::Ascii { 2 } else { 1 };
         let mut out = self.head.clone();
         // 50 and 54 are answered by D0 and D4.
@@ -461,8 +490,19 @@ impl McFrame {
         out
     }
 
-    /// The refusal, with the route and what was refused.
+    /// The refusal, by the code that such a port has for it.
     pub(super) fn error(&self, end_code: u16) -> Vec<u8> {
+        match self.wrap {
+            Some(_) => self.refused(c24::own_code(end_code)),
+            None => self.refused(end_code),
+        }
+    }
+
+    /// The refusal with this code; over Ethernet with the route and what was refused.
+    pub(super) fn refused(&self, end_code: u16) -> Vec<u8> {
+        if let Some(wrap) = &self.wrap {
+            return wrap.reply(end_code, &[]);
+        }
         let wide = if self.code == McCode::Ascii { 2 } else { 1 };
         let mut data = self.head[self.head.len() - 5 * wide..].to_vec();
         self.put(&mut data, self.command.into(), 2);

@@ -1,7 +1,8 @@
-//! Owns: a simulated PLC with faults: a Modbus TCP server, a line of RTU units or a port of MC protocol, the mailbox's program, a ledger of effects.
+//! Owns: a simulated PLC with faults: a Modbus TCP server, a line of RTU units, a port or serial module of MC protocol, the mailbox's program, a ledger of effects.
 //! May call: core types.
 //! Never: share code with the gateway's side, which is tested against it.
 
+mod c24;
 mod datagrams;
 mod device;
 mod fault;
@@ -27,9 +28,9 @@ pub use device::{Cause, Device, Effect, LEDGER_EFFECTS_MAX, SEEN_REQUESTS_MAX, S
 pub use fault::{ALWAYS, Act, Fault, Matching};
 pub use source::{Item, data_word};
 pub use spec::{
-    Add, Counter, DoneProgram, Handshake, Hole, InvalidSpec, MailboxProgram, McCode, McFrameKind,
-    McProgram, Offset, Opcode, Order, Pieces, Place, Points, Registers, Ring, RtuParity,
-    RtuProgram, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
+    Add, C24FrameKind, C24Program, Counter, DoneProgram, Handshake, Hole, InvalidSpec,
+    MailboxProgram, McCode, McFrameKind, McProgram, Offset, Opcode, Order, Pieces, Place, Points,
+    Registers, Ring, RtuParity, RtuProgram, Rule, Run, Set, SimulatorSpec, Span, TABLE_ITEMS,
 };
 
 use std::io::{self, Write};
@@ -60,8 +61,8 @@ impl Simulator {
         let scan = spec.mailbox.as_ref().map(|mailbox| mailbox.scan.0);
         let scan = scan.filter(|scan| !scan.is_zero()).unwrap_or(SCAN_DEFAULT);
         let (listen, udp) = (spec.listen, spec.mc.as_ref().is_some_and(|port| port.udp));
-        let rtu = spec.rtu.clone();
-        let on_line = rtu.filter(|rtu| rtu.pty.is_some() || rtu.serial.is_some());
+        let line = spec.line().cloned();
+        let on_line = line.filter(|rtu| rtu.pty.is_some() || rtu.serial.is_some());
         let others = spec.others.clone();
         let device = Device::new(spec);
         let units: Vec<Device> = std::iter::once(device.clone())
@@ -204,8 +205,8 @@ pub async fn run_file(path: &Path) -> Result<(), SimError> {
 
 /// Where it can be reached, for people.
 fn place(simulator: &Simulator) -> String {
-    let rtu = simulator.device().lock().spec.rtu.clone();
-    let port = rtu.and_then(|rtu| rtu.pty.or(rtu.serial));
+    let line = simulator.device().lock().spec.line().cloned();
+    let port = line.and_then(|line| line.pty.or(line.serial));
     port.map_or_else(
         || simulator.address().to_string(),
         |port| port.display().to_string(),

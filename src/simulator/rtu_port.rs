@@ -158,7 +158,7 @@ pub(super) async fn serve(units: Arc<Vec<Device>>, plugged: Plugged) -> io::Resu
         return Ok(());
     };
     let spec = device.lock().spec.clone();
-    let program = spec.rtu.clone().unwrap_or_default();
+    let program = spec.line().cloned().unwrap_or_default();
     let mut link = device.link();
     let mut port = Some(plugged.0);
     loop {

@@ -235,10 +235,11 @@ impl Connection {
             return self.answer(request, replies);
         };
         // To everybody, and answered by nobody.
+        let to_all = request.is_for_all();
         let (nobody, _) = mpsc::channel(REPLIES_MAX);
-        let replies = if unit == 0 { &nobody } else { replies };
+        let replies = if to_all { &nobody } else { replies };
         for device in self.units.iter() {
-            if unit == 0 || device.lock().spec.unit == unit {
+            if to_all || device.lock().spec.unit == unit {
                 let generation = device.link().borrow().generation;
                 let own = Self {
                     device: device.clone(),

@@ -36,8 +36,10 @@ pub struct SimulatorSpec {
     /// Other units on the same line; of each only what is inside the device counts.
     #[serde(rename = "also")]
     pub others: Vec<SimulatorSpec>,
-    /// Speaks MC protocol in place of Modbus TCP.
+    /// Speaks MC protocol in place of Modbus TCP; beside `c24` only what it says of the CPU counts.
     pub mc: Option<McProgram>,
+    /// Speaks MC protocol as a serial module; `unit` is its station number.
+    pub c24: Option<C24Program>,
     /// Initial values.
     pub registers: Registers,
     /// Addresses that do not exist: reading or writing one is exception 02.
@@ -80,6 +82,7 @@ impl Default for SimulatorSpec {
             rtu: None,
             others: Vec::new(),
             mc: None,
+            c24: None,
             registers: Registers::default(),
             holes: Vec::new(),
             points: Points::default(),
@@ -126,11 +129,18 @@ impl SimulatorSpec {
         if self.slots == 0 {
             return wrong("slots: found 0, expected at least 1".into());
         }
-        if self.rtu.is_none() && !self.others.is_empty() {
-            return wrong("also: only units on a line of RTU frames share it; add [rtu]".into());
+        if self.line().is_none() && !self.others.is_empty() {
+            return wrong("also: only units on a serial line share it; add [rtu] or [c24]".into());
         }
-        if self.rtu.is_some() && self.mc.is_some() {
-            return wrong("[rtu] and [mc]: a port speaks one of them".into());
+        if self.rtu.is_some() && (self.mc.is_some() || self.c24.is_some()) {
+            return wrong("[rtu] and [mc] or [c24]: a port speaks one of them".into());
+        }
+        if let Some(port) = &self.c24 {
+            let most = if port.frame == C24FrameKind::C4 { 5 } else { 4 };
+            if port.format == 0 || port.format > most {
+                let format = port.format;
+                return wrong(format!("c24.format: found {format}, expected 1 to {most}"));
+            }
         }
         for other in &self.others {
             other.check()?;
@@ -171,6 +181,13 @@ impl SimulatorSpec {
             Some(rule) => wrong(format!("rule.when: found {}, expected coil", rule.when)),
             None => Ok(()),
         }
+    }
+
+    /// The line that it is on, whatever it speaks.
+    pub(super) fn line(&self) -> Option<&RtuProgram> {
+        self.rtu
+            .as_ref()
+            .or(self.c24.as_ref().map(|port| &port.line))
     }
 
     /// Most words in one read over MC protocol.
@@ -282,6 +299,48 @@ pub struct RtuProgram {
     pub echo: bool,
     /// Requests that begin before so much silence are not heard.
     pub gap: Span,
+}
+
+/// A serial module that speaks MC protocol (C24); the CPU behind it is as [`McProgram`] says.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct C24Program {
+    /// Which C frame.
+    pub frame: C24FrameKind,
+    /// 1 to 5; 5 only with 4C.
+    pub format: u8,
+    /// Whether frames carry a sum.
+    pub sum_check: bool,
+    /// Where it is plugged in; without a port the frames go over TCP, at `listen`.
+    pub line: RtuProgram,
+}
+
+impl Default for C24Program {
+    fn default() -> Self {
+        Self {
+            frame: C24FrameKind::C4,
+            format: 5,
+            sum_check: true,
+            line: RtuProgram::default(),
+        }
+    }
+}
+
+/// Which C frame a module takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum C24FrameKind {
+    /// With the whole route.
+    #[serde(rename = "4c")]
+    C4,
+    /// Without the module's I/O number.
+    #[serde(rename = "3c")]
+    C3,
+    /// With station numbers alone.
+    #[serde(rename = "2c")]
+    C2,
+    /// With station and PC number, and commands of its own.
+    #[serde(rename = "1c")]
+    C1,
 }
 
 /// How a port's characters are checked.

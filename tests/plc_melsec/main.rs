@@ -6,3 +6,4 @@ mod exchange;
 mod late;
 mod peers;
 mod rig;
+mod serial;

@@ -22,7 +22,7 @@ fn venv(program: &str) -> PathBuf {
     assert!(
         path.exists(),
         "{} is missing: tests/run makes it, or: python3 -m venv target/venv && target/venv/bin/pip install \
-         virtual-plc aslmp pymcprotocol",
+         virtual-plc aslmp pymcprotocol 'omniplc[serial]'",
         path.display()
     );
     path
@@ -212,6 +212,23 @@ async fn the_client_reads_and_writes_aslmp_in_every_form_it_has() {
     }
 }
 
+/// Runs one of our scripts on their library, and gives back what it prints.
+pub(crate) async fn run_python(script: &Path, args: &[String]) -> String {
+    let (script, args) = (script.to_owned(), args.to_vec());
+    let run = tokio::task::spawn_blocking(move || {
+        let mut command = Command::new(venv("python"));
+        command.arg(script).args(args).output().unwrap()
+    });
+    let output = run.await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    assert!(
+        output.status.success(),
+        "{said}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    said
+}
+
 /// What pymcprotocol does with the simulator, and prints as one line.
 async fn pymcprotocol(form: Form) -> String {
     let cpu = cpu(form).await;
@@ -227,20 +244,7 @@ async fn pymcprotocol(form: Form) -> String {
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/pymcprotocol_client.py");
     let port = cpu.address().port().to_string();
-    let run = tokio::task::spawn_blocking(move || {
-        Command::new(venv("python"))
-            .arg(script)
-            .args([frame, code, &port])
-            .output()
-            .unwrap()
-    });
-    let output = run.await.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    assert!(
-        output.status.success(),
-        "{said}\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let said = run_python(&script, &[frame.into(), code.into(), port]).await;
     assert_eq!(
         [20, 21].map(|at| device.holding(at)),
         [7, 0xFFFF],

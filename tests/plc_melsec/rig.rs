@@ -66,24 +66,29 @@ pub(crate) async fn cpu_with(spec: SimulatorSpec) -> Simulator {
 }
 
 pub(crate) fn spec(form: Form, at: SocketAddr, timeout_ms: u64) -> MachineSpec {
+    machine(LinkSpec::Mc(McLink {
+        host: at.ip().to_string(),
+        port: at.port(),
+        transport: form.2,
+        frame: form.0,
+        code: form.1,
+        family: Family::Q,
+        route: Route::default(),
+        timeout_ms,
+        read_words_max: 960,
+        reconnect_ms_min: 10,
+        reconnect_ms_max: 100,
+        heartbeat_ms: 1000,
+    }))
+}
+
+/// A machine that is nothing but its link.
+pub(crate) fn machine(link: LinkSpec) -> MachineSpec {
     MachineSpec {
         name: "press-1".into(),
         owner: "gw".into(),
         read_only: false,
-        link: LinkSpec::Mc(McLink {
-            host: at.ip().to_string(),
-            port: at.port(),
-            transport: form.2,
-            frame: form.0,
-            code: form.1,
-            family: Family::Q,
-            route: Route::default(),
-            timeout_ms,
-            read_words_max: 960,
-            reconnect_ms_min: 10,
-            reconnect_ms_max: 100,
-            heartbeat_ms: 1000,
-        }),
+        link,
         gate: GateSpec::default(),
         tags: Vec::new(),
         groups: Vec::new(),

@@ -263,7 +263,7 @@ impl Rig {
         Self::over_as_is(&kind.machine(machine_toml), &kind.simulator(sim_toml)).await
     }
 
-    /// Both files as they are.
+    /// Both files as they are; `RIG_DIR` in them is the test's directory.
     pub(crate) async fn over_as_is(machine_toml: &str, sim_toml: &str) -> Self {
         let dir = tempfile::Builder::new().prefix("hf").tempdir().unwrap();
         let here = |text: &str| text.replace("RIG_DIR", &dir.path().display().to_string());

@@ -20,25 +20,42 @@ pub(crate) enum LinkKind {
         ascii: bool,
         udp: bool,
     },
+    /// A serial module on a pseudo-terminal.
+    C24 {
+        frame: &'static str,
+        format: u8,
+    },
 }
+
+/// The line between the two; `RIG_DIR` is the test's directory.
+const LINE: &str = "serial = \"RIG_DIR/com1\"\nbaud = 115200\nparity = \"none\"\nsettle = \"60ms\"";
 
 impl LinkKind {
     /// As the environment says; Modbus TCP otherwise.
     pub(crate) fn from_env() -> Self {
         let name = std::env::var(LINK_ENV).unwrap_or_default();
-        let mut parts = name.split('-');
-        match (parts.next(), parts.next()) {
-            (Some("modbus"), Some("rtu")) => Self::Rtu {
-                tcp: name.contains("over-tcp"),
+        let ethernet = |frame| Self::Mc {
+            frame,
+            ascii: name.contains("ascii"),
+            udp: name.contains("udp"),
+        };
+        match name.as_str() {
+            "" | "modbus-tcp" => Self::ModbusTcp,
+            "modbus-rtu" => Self::Rtu { tcp: false },
+            "modbus-rtu-over-tcp" => Self::Rtu { tcp: true },
+            "mc-4c" => Self::C24 {
+                frame: "4c",
+                format: 5,
             },
-            (Some("" | "modbus"), _) => Self::ModbusTcp,
-            (Some("mc"), Some(frame @ ("3e" | "4e"))) => Self::Mc {
-                frame: if frame == "3e" { "3e" } else { "4e" },
-                ascii: name.contains("ascii"),
-                udp: name.contains("udp"),
+            "mc-3c" => Self::C24 {
+                frame: "3c",
+                format: 1,
             },
+            mc if mc.starts_with("mc-3e") => ethernet("3e"),
+            mc if mc.starts_with("mc-4e") => ethernet("4e"),
             _ => panic!(
-                "{LINK_ENV}={name}: expected modbus-rtu, modbus-rtu-over-tcp, or mc-3e or mc-4e with -ascii and -udp"
+                "{LINK_ENV}={name}: expected modbus-rtu, modbus-rtu-over-tcp, mc-4c, mc-3c, or mc-3e or mc-4e with \
+                 -ascii and -udp"
             ),
         }
     }
@@ -46,19 +63,27 @@ impl LinkKind {
     /// A machine's file for Modbus TCP, as it is over this link. Wider values keep their high word first, so that
     /// the PLC's tables look alike.
     pub(crate) fn machine(self, modbus: &str) -> String {
-        if let Self::Rtu { tcp } = self {
-            return rtu_machine(modbus, tcp);
-        }
-        let Self::Mc { frame, ascii, udp } = self else {
-            return modbus.to_owned();
+        let link = match self {
+            Self::ModbusTcp => return modbus.to_owned(),
+            Self::Rtu { tcp } => return rtu_machine(modbus, tcp),
+            Self::C24 { frame, format } => format!(
+                "protocol = \"mc-{frame}\"\nfamily = \"q\"\nformat = {format}\nstation = 1\n{LINE}"
+            ),
+            Self::Mc { frame, ascii, udp } => {
+                let code = if ascii { "ascii" } else { "binary" };
+                let transport = if udp { "udp" } else { "tcp" };
+                format!(
+                    "protocol = \"mc-{frame}\"\nfamily = \"q\"\ncode = \"{code}\"\ntransport = \"{transport}\""
+                )
+            }
         };
-        let code = if ascii { "ascii" } else { "binary" };
-        let transport = if udp { "udp" } else { "tcp" };
-        let link = format!(
-            "protocol = \"mc-{frame}\"\nfamily = \"q\"\ncode = \"{code}\"\ntransport = \"{transport}\""
-        );
+        let own_address = match self {
+            Self::C24 { .. } => "",
+            _ => "address = \"ADDRESS\"\n",
+        };
         let text = modbus
             .replace("protocol = \"modbus-tcp\"", &link)
+            .replace("address = \"ADDRESS\"\n", own_address)
             .replace("\nunit = 1\n", "\n")
             .replace("read_registers_max", "read_words_max")
             .replace("{ type = ", "{ word_order = \"high_first\", type = ");
@@ -79,15 +104,21 @@ impl LinkKind {
 
     /// A simulated PLC's file, as it is over this link.
     pub(crate) fn simulator(self, modbus: &str) -> String {
-        if let Self::Rtu { tcp } = self {
-            let port = if tcp { "" } else { "pty = \"RIG_DIR/com1\"\n" };
-            return format!("{modbus}\n[rtu]\n{port}");
+        match self {
+            Self::ModbusTcp => modbus.to_owned(),
+            Self::Rtu { tcp } => {
+                let port = if tcp { "" } else { "pty = \"RIG_DIR/com1\"\n" };
+                format!("{modbus}\n[rtu]\n{port}")
+            }
+            Self::C24 { frame, format } => format!(
+                "{modbus}\n[c24]\nframe = \"{frame}\"\nformat = {format}\n[c24.line]\npty = \"RIG_DIR/com1\"\n\
+                 [mc]\n"
+            ),
+            Self::Mc { frame, ascii, udp } => {
+                let code = if ascii { "ascii" } else { "binary" };
+                format!("{modbus}\n[mc]\nframe = \"{frame}\"\ncode = \"{code}\"\nudp = {udp}\n")
+            }
         }
-        let Self::Mc { frame, ascii, udp } = self else {
-            return modbus.to_owned();
-        };
-        let code = if ascii { "ascii" } else { "binary" };
-        format!("{modbus}\n[mc]\nframe = \"{frame}\"\ncode = \"{code}\"\nudp = {udp}\n")
     }
 }
 
@@ -97,11 +128,10 @@ fn rtu_machine(modbus: &str, tcp: bool) -> String {
     assert!(modbus.contains(found), "{modbus}");
     let link = match tcp {
         true => "protocol = \"modbus-rtu-over-tcp\"\naddress = \"ADDRESS\"",
-        false => {
-            "protocol = \"modbus-rtu\"\nserial = \"RIG_DIR/com1\"\nbaud = 115200\nparity = \"none\""
-        }
+        false => &format!("protocol = \"modbus-rtu\"\n{LINE}"),
     };
-    modbus.replace(found, &format!("{link}\nsettle = \"60ms\""))
+    let settle = if tcp { "\nsettle = \"60ms\"" } else { "" };
+    modbus.replace(found, &format!("{link}{settle}"))
 }
 
 /// `holding:100` is D100, and so on, as the simulated CPU shows its tables.

@@ -10,11 +10,21 @@ const fn mc(frame: &'static str, ascii: bool, udp: bool) -> LinkKind {
     LinkKind::Mc { frame, ascii, udp }
 }
 
-const KINDS: [LinkKind; 4] = [
+const C24: LinkKind = LinkKind::C24 {
+    frame: "4c",
+    format: 5,
+};
+
+const KINDS: [LinkKind; 6] = [
     mc("3e", false, false),
     mc("3e", false, true),
     mc("4e", true, false),
     mc("4e", false, true),
+    C24,
+    LinkKind::C24 {
+        frame: "3c",
+        format: 1,
+    },
 ];
 
 // covers: CMD-02, SEND-01, EVT-01
@@ -57,8 +67,13 @@ async fn a_remote_stop_is_a_mode_change_that_sd203_confirms() {
     let commands = "[[command]]\nname = \"halt\"\nclass = \"mode_change\"\nremote = \"stop\"\n\
          [[command]]\nname = \"go\"\nclass = \"mode_change\"\nremote = \"run\"\n";
     let machine = format!("{PRESS}{commands}");
-    for switch_stop in [false, true] {
-        let kind = mc("4e", false, false);
+    let cases = [
+        (mc("4e", false, false), false),
+        (mc("4e", false, false), true),
+        (C24, false),
+        (C24, true),
+    ];
+    for (kind, switch_stop) in cases {
         let mut rig = Rig::over(kind, &machine, PRESS_SIM).await;
         if switch_stop {
             let sim = format!("{}switch_stop = true\n", kind.simulator(PRESS_SIM));

@@ -1,7 +1,6 @@
 //! Owns: the commands of the 1C frame: WR, WW, BR, BW (SH-080008, A compatible 1C frame).
 //! May call: command, field of this room.
 //! Never: claim more than the manual's layout: never tried on hardware.
-#![cfg_attr(not(test), expect(dead_code, reason = "the serial link builds on it"))]
 
 use super::command::{Answer, Command};
 use super::field::{Fields, Place, put, put_bits};

@@ -4,9 +4,13 @@
 //!
 //! 4C and 3C are checked against frames that others made; 2C and 1C follow the manual's layout only and were
 //! never tried on hardware. A serial reply carries no identity of the request.
-#![cfg_attr(not(test), expect(dead_code, reason = "the serial link builds on it"))]
 
+use super::command::Command;
 use super::field::{Fields, hex_number, put};
+use crate::core::c24::C24Link;
+pub(crate) use crate::core::c24::{
+    C24Format as Format, C24Frame as Frame, C24Route as SerialRoute,
+};
 use crate::core::melsec::Code;
 
 /// Longest frame: 960 words in ASCII and what stands around them, in bytes.
@@ -20,41 +24,6 @@ const ACK: u8 = 0x06;
 const DLE: u8 = 0x10;
 const NAK: u8 = 0x15;
 const CR_LF: [u8; 2] = [0x0D, 0x0A];
-
-/// Which frame, by what it carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Frame {
-    C4,
-    C3,
-    C2,
-    C1,
-}
-
-/// How a frame is wrapped (SH-080008, 4.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// ENQ, and STX for replies with data.
-    F1,
-    /// As the first, with a block number.
-    F2,
-    /// STX and ETX around everything.
-    F3,
-    /// As the first, with CR LF.
-    F4,
-    /// Binary, 4C only.
-    F5,
-}
-
-/// Which station and module is meant; a frame carries a part of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SerialRoute {
-    pub(crate) station: u8,
-    pub(crate) network: u8,
-    pub(crate) pc: u8,
-    pub(crate) io: u16,
-    pub(crate) module_station: u8,
-    pub(crate) self_station: u8,
-}
 
 /// What every frame of a link has in common.
 #[derive(Clone, Copy, Debug)]
@@ -77,12 +46,45 @@ pub(crate) enum SerialReply {
 }
 
 impl SerialHead {
+    pub(crate) fn of(link: &C24Link) -> Self {
+        Self {
+            frame: link.frame,
+            format: link.format,
+            sum_check: link.sum_check,
+            route: link.route,
+            block: 0,
+        }
+    }
+
     /// How bodies are coded.
     pub(crate) fn code(&self) -> Code {
-        match self.format {
-            Format::F5 => Code::Binary,
-            _ => Code::Ascii,
-        }
+        self.format.code()
+    }
+
+    /// Whether what came so far may be the beginning of a reply from our station.
+    pub(crate) fn begins(&self, bytes: &[u8]) -> bool {
+        let own = self.identification();
+        let came = match self.format {
+            Format::F5 => {
+                let inner = undouble(bytes.get(2..).unwrap_or_default());
+                let inner = inner.map_or(Vec::new(), |(inner, _)| inner);
+                inner.get(2..).unwrap_or_default().to_vec()
+            }
+            _ => bytes.get(1..).unwrap_or_default().to_vec(),
+        };
+        came.iter().zip(&own).all(|(a, b)| a == b)
+    }
+
+    /// Command, subcommand and data of a whole request; in format 5 as they are once doubled bytes are taken once.
+    #[cfg(feature = "test-hooks")]
+    pub(crate) fn body(&self, request: &[u8]) -> Vec<u8> {
+        let inner = match self.format {
+            Format::F5 => undouble(request.get(2..).unwrap_or_default())
+                .map_or(Vec::new(), |(inner, _)| inner.into_iter().skip(1).collect()),
+            _ => request.to_vec(),
+        };
+        let at = 1 + self.identification().len();
+        inner.get(at..).unwrap_or_default().to_vec()
     }
 
     /// A request around command, subcommand and data.
@@ -130,11 +132,15 @@ impl SerialHead {
     }
 
     /// What makes the module drop whatever it was doing. What it had applied stays applied, and the earlier
-    /// request is never answered: an uncertain write stays uncertain. Format 5 has a command instead.
+    /// request is never answered: an uncertain write stays uncertain.
     pub(crate) fn resync(&self) -> Vec<u8> {
         match self.format {
             Format::F4 => [&[EOT][..], &CR_LF].concat(),
-            Format::F5 => Vec::new(),
+            Format::F5 => {
+                let body = Command::Resync.encode(self.code());
+                body.and_then(|body| self.request(&body))
+                    .unwrap_or_default()
+            }
             _ => vec![EOT],
         }
     }
