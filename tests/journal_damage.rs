@@ -391,6 +391,29 @@ fn overwrite(from: &Path, to: &Path) {
     }
 }
 
+// covers: EVT-02, REC-01
+#[test]
+fn that_a_journal_is_a_copy_is_known_until_a_commit_has_told_it() {
+    let home = tempfile::tempdir().unwrap();
+    let (dir, backup) = (home.path().join("j"), home.path().join("backup"));
+    build(&dir, true);
+    copy(&dir, &backup);
+    for _ in 0..2 {
+        // Starts that end before anything was written down.
+        let (journal, recovered) = normal(&backup);
+        assert!(recovered.note.unwrap().contains("copy"));
+        drop(journal);
+    }
+    let (mut journal, recovered) = normal(&backup);
+    let no = recovered.next_commit.0;
+    journal
+        .commit(&[events(recovered.epoch, no, 1, 1, 10)])
+        .unwrap();
+    drop(journal);
+    let (_, after) = normal(&backup);
+    assert_eq!(after.note, None, "it was told");
+}
+
 // covers: EVT-02, F131
 #[test]
 fn no_copy_and_no_loss_meets_an_epoch_given_out_before() {

@@ -518,7 +518,7 @@ fn finish(
     let identity = files::identity(&loaded.store.dir.join("db"))?;
     let computer = computer::compare(&meta.machine_id, &options.machine_id);
     let fresh = loaded.last == 0 && meta.note.as_deref() == Some("created");
-    let mut note = meta.note.take();
+    let mut note = meta.note.clone();
     if identity != meta.identity || computer != Computer::Same {
         if note.is_none() {
             note = Some("this journal is a copy of another, or was moved".into());
@@ -539,9 +539,12 @@ fn finish(
             foreign(&meta, &options).as_bytes(),
         )?;
     }
-    if let Some(reason) = take_adoption(&options.dir)? {
+    if let Some(reason) = adoption(&options.dir)? {
         note = Some(reason);
     }
+    // It stands until the first commit of this start, which tells of it: a start that does not get so far must
+    // not be the one that knew.
+    meta.note.clone_from(&note);
     meta.epoch = draw_epoch(&options, loaded.last_epoch)?;
     meta.identity = identity;
     meta.machine_id = computer::merged(&meta.machine_id, &options.machine_id);
@@ -555,6 +558,7 @@ fn finish(
         return Ok(damaged(&options, lock, vec![finding]));
     }
     failpoint!("open.after-epoch");
+    end_adoption(&options.dir)?;
     settle_files(&options.dir, generation)?;
     let mark = HighWater {
         no: loaded.last,
@@ -639,14 +643,24 @@ fn read_foreign(dir: &Path) -> Option<String> {
 }
 
 /// Somebody said that this computer takes the place of the other one: the reason, once.
-fn take_adoption(dir: &Path) -> Result<Option<String>, OpenError> {
+fn adoption(dir: &Path) -> Result<Option<String>, OpenError> {
     let path = dir.join(files::ADOPTED);
     if !path.exists() {
         return Ok(None);
     }
-    let reason = String::from_utf8_lossy(&files::read_small(&path)?)
-        .trim()
-        .to_owned();
+    let bytes = files::read_small(&path)?;
+    let reason = String::from_utf8_lossy(&bytes);
+    Ok(Some(format!(
+        "adopted from another computer: {}",
+        reason.trim()
+    )))
+}
+
+/// The store knows of the adoption: nothing waits for a person any more.
+fn end_adoption(dir: &Path) -> Result<(), OpenError> {
+    if !dir.join(files::ADOPTED).exists() {
+        return Ok(());
+    }
     for name in [files::FOREIGN, files::ADOPTED] {
         let path = dir.join(name);
         if path.exists() {
@@ -654,7 +668,7 @@ fn take_adoption(dir: &Path) -> Result<Option<String>, OpenError> {
             files::sync_dir(dir)?;
         }
     }
-    Ok(Some(format!("adopted from another computer: {reason}")))
+    Ok(())
 }
 
 /// Everything is proven: drop the copy and other generations, make good manifest and marker.

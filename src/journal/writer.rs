@@ -149,6 +149,13 @@ impl Journal {
             store.flush()
         })?;
         failpoint!("commit.after-flush");
+        if self.meta.note.take().is_some() {
+            // Told, and with it all that follows from it; told twice it does no harm.
+            guarded(|| {
+                state::put_meta(&store, &self.meta)?;
+                store.flush()
+            })?;
+        }
         self.next += blocks.len() as u64;
         self.chain = chain;
         let last = CommitNo(self.next - 1);
