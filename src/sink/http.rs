@@ -303,9 +303,9 @@ impl Round {
                 self.fill(&verdict);
                 Next::End
             }
-            Outcome::AlreadyThere if alone => self.one(part.start, Verdict::Duplicate),
-            Outcome::Conflict(reason) if alone => {
-                self.one(part.start, Verdict::Conflict { reason, kept: None })
+            Outcome::AlreadyThere if alone => {
+                self.set(part.start, Verdict::Duplicate);
+                Next::Go
             }
             Outcome::TooLarge(reason) | Outcome::Refused(reason) if alone => {
                 self.suspects.push((part.start, reason));
@@ -314,19 +314,11 @@ impl Round {
                 }
                 Next::Go
             }
-            Outcome::AlreadyThere
-            | Outcome::Conflict(_)
-            | Outcome::TooLarge(_)
-            | Outcome::Refused(_) => {
+            Outcome::AlreadyThere | Outcome::TooLarge(_) | Outcome::Refused(_) => {
                 let middle = part.start + part.len() / 2;
                 Next::Halve(part.start..middle, middle..part.end)
             }
         }
-    }
-
-    fn one(&mut self, index: usize, verdict: Verdict) -> Next {
-        self.set(index, verdict);
-        Next::Go
     }
 
     fn set(&mut self, index: usize, verdict: Verdict) {

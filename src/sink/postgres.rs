@@ -11,12 +11,9 @@ use super::{AckLevel, Delivery, Lane, Sink};
 use crate::core::outbox::Verdict;
 use crate::core::record::{EventRecord, Position};
 use crate::secret;
-use crate::upstream::{Books, Row, Target, UpstreamError};
+use crate::upstream::{Books, Row, Target, UpstreamError, read_ca};
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// Most bytes of a CA file.
-const CA_BYTES_MAX: u64 = 4 << 20;
 
 /// What is configured of a `postgres` sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +40,12 @@ impl PostgresSinkConfig {
         let password = password
             .transpose()
             .map_err(|error| UpstreamError::Mend(error.to_string()))?;
-        let ca_pem = self.ca_file.as_deref().map(read_ca).transpose()?;
+        let ca_pem = self
+            .ca_file
+            .as_deref()
+            .map(read_ca)
+            .transpose()
+            .map_err(UpstreamError::Mend)?;
         Ok(Target {
             url: self.url.clone(),
             password: password.map(|secret| secret.reveal().to_owned()),
@@ -119,20 +121,4 @@ impl Lane for PostgresLane {
     fn deliver<'a>(&'a mut self, batch: &'a [(Position, EventRecord)]) -> Delivery<'a> {
         Box::pin(self.deliver_all(batch))
     }
-}
-
-fn read_ca(path: &std::path::Path) -> Result<Vec<u8>, UpstreamError> {
-    use std::io::Read as _;
-    let bad = |found: String| {
-        UpstreamError::Mend(format!(
-            "ca_file {}: {found}; expected certificates as PEM",
-            path.display()
-        ))
-    };
-    let file = std::fs::File::open(path).map_err(|error| bad(error.to_string()))?;
-    let mut pem = Vec::new();
-    file.take(CA_BYTES_MAX)
-        .read_to_end(&mut pem)
-        .map_err(|error| bad(error.to_string()))?;
-    Ok(pem)
 }

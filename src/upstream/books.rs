@@ -59,6 +59,8 @@ enum Trouble {
     Refused(Class, String),
     /// It is not known what became of it.
     Lost(String),
+    /// It ended, but its answer cannot be read: nothing shows that it was rolled back, so it is not counted as that.
+    Unread(String),
 }
 
 impl Books {
@@ -265,10 +267,7 @@ impl Books {
         self.failed = 0;
         let mut verdicts = vec![unanswered(); rows.len()];
         for row in &found {
-            let (ord, verdict) = read(row).map_err(|error| {
-                let says = says(&error);
-                Trouble::Refused(Class::Person, format!("an answer of another form: {says}; apply the schema of this version: holdfast upstream init"))
-            })?;
+            let (ord, verdict) = read(row).map_err(|error| Trouble::Unread(says(&error)))?;
             let index = usize::try_from(ord).ok().and_then(|ord| ord.checked_sub(1));
             if let Some(place) = index.and_then(|index| verdicts.get_mut(index)) {
                 *place = verdict;
@@ -298,7 +297,7 @@ impl Books {
 impl Trouble {
     fn reason(&self) -> &str {
         match self {
-            Self::Refused(_, reason) | Self::Lost(reason) => reason,
+            Self::Refused(_, reason) | Self::Lost(reason) | Self::Unread(reason) => reason,
         }
     }
 
@@ -308,6 +307,12 @@ impl Trouble {
                 reason: reason.clone(),
             },
             Self::Refused(_, reason) => Verdict::retry(reason.clone()),
+            Self::Unread(reason) => Verdict::Stop {
+                reason: format!(
+                    "an answer of another form: {reason}; whether it was committed is not known; apply the schema of \
+                     this version: holdfast upstream init"
+                ),
+            },
             Self::Lost(reason) => Verdict::retry(format!(
                 "{reason}; whether it was committed is not known, sending it again tells"
             )),
@@ -444,5 +449,22 @@ impl<'a> Columns<'a> {
             (&self.code, Type::TEXT_ARRAY),
             (&self.detail, Type::TEXT_ARRAY),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // covers: FWD-03
+    #[test]
+    fn an_answer_that_cannot_be_read_stops_without_a_claim_of_what_was_committed() {
+        let Verdict::Stop { reason } = Trouble::Unread("column 2".into()).verdict() else {
+            panic!("not stopped");
+        };
+        assert!(
+            reason.contains("whether it was committed is not known"),
+            "{reason}"
+        );
     }
 }

@@ -1,5 +1,5 @@
 //! Owns: how a broker is reached: its URL, its password, its certificate authority.
-//! May call: secret.
+//! May call: secret, ca.
 //! Never: show a password; connect.
 
 use crate::secret;
@@ -130,8 +130,7 @@ impl Broker {
     fn tls(&self) -> Result<TlsConfiguration, String> {
         match &self.ca_file {
             Some(file) => Ok(TlsConfiguration::Simple {
-                ca: std::fs::read(file)
-                    .map_err(|error| format!("ca_file {}: {error}", file.display()))?,
+                ca: super::ca::read_ca(file)?,
                 alpn: None,
                 client_auth: None,
             }),

@@ -10,6 +10,7 @@
 pub mod ack;
 mod books;
 pub mod broker;
+mod ca;
 pub mod check;
 mod row;
 pub mod schema;
@@ -18,6 +19,7 @@ pub mod topic;
 mod trouble;
 
 pub use books::{BATCH_ROWS_MAX, Books, CALL_MS_MAX};
+pub use ca::{CA_BYTES_MAX, read_ca};
 pub use row::{Defect, ITEM_BYTES_MAX, Row};
 pub use schema::{Roles, init};
 pub use target::Target;

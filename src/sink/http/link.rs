@@ -1,5 +1,5 @@
 //! Owns: one kept-alive connection to the receiver, and one request on it with the whole of its answer.
-//! May call: tls, secret; reply for the shape of an answer.
+//! May call: tls, secret, upstream's reading of ca_file; reply for the shape of an answer.
 //! Never: use a connection again of which it is not known where it stands; send without TLS where TLS is
 //! configured; follow a redirection.
 
@@ -7,6 +7,7 @@ use super::super::tls;
 use super::HttpSinkConfig;
 use super::reply::Reply;
 use crate::secret::{self, Secret};
+use crate::upstream::read_ca;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::{self, SendRequest};
@@ -167,12 +168,8 @@ async fn open_stream(config: &HttpSinkConfig) -> Result<Connection, LinkError> {
         return handshake(config, stream).await;
     }
     let mend = |reason: String| LinkError::Mend(format!("{}: {reason}", config.url));
-    let pem = config.ca_file.as_ref().map(std::fs::read).transpose();
-    let pem = pem.map_err(|error| {
-        mend(format!(
-            "ca_file: {error}; put the file there, readable by this service"
-        ))
-    })?;
+    let pem = config.ca_file.as_deref().map(read_ca).transpose();
+    let pem = pem.map_err(mend)?;
     let trusted = tls::client_config(pem.as_deref()).map_err(mend)?;
     let name = ServerName::try_from(host).map_err(|error| mend(error.to_string()))?;
     let stream = TlsConnector::from(trusted).connect(name, stream).await;

@@ -31,8 +31,6 @@ pub(super) enum Outcome {
     Refused(String),
     /// Something in it is held already.
     AlreadyThere,
-    /// Something in it is held with other content.
-    Conflict(String),
 }
 
 #[derive(Deserialize)]
@@ -67,7 +65,8 @@ pub(super) fn judge(reply: &Reply, batch_id: &str, keys: &[&str]) -> Outcome {
             if says_duplicate(reply) {
                 Outcome::AlreadyThere
             } else {
-                Outcome::Conflict(format!("the receiver holds other content under this key: {said}"))
+                let words = said.strip_prefix("status 409, ").unwrap_or("nothing more");
+                Outcome::Refused(format!("status 409 says {words}"))
             }
         }),
         413 => Outcome::TooLarge(format!("larger than the receiver takes: {said}")),
@@ -91,12 +90,7 @@ fn stop(reason: String) -> Outcome {
 
 /// One verdict an event, if the answer is one to this batch.
 fn results(reply: &Reply, batch_id: &str, keys: &[&str]) -> Result<Outcome, String> {
-    let bare = reply
-        .content_type
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim();
+    let bare = media_type(reply);
     if !bare.eq_ignore_ascii_case("application/json") {
         return Err(format!("found {bare:?}; expected application/json"));
     }
@@ -163,10 +157,22 @@ fn verdict(line: Line) -> Verdict {
     }
 }
 
-/// Whether a refusal without results says that it holds the event already, in so many words.
+/// Whether a refusal without results is a receiver's word that it holds the event already. Anything between here and
+/// there may answer 409 and speak of a duplicate in its own matters: only the code of a problem counts.
 fn says_duplicate(reply: &Reply) -> bool {
-    let text = String::from_utf8_lossy(&reply.body).to_ascii_lowercase();
-    text.contains("duplicate") || text.contains("already exists") || text.contains("already_exists")
+    #[derive(Deserialize)]
+    struct Problem {
+        code: String,
+    }
+    media_type(reply).eq_ignore_ascii_case("application/problem+json")
+        && serde_json::from_slice::<Problem>(&reply.body)
+            .is_ok_and(|problem| problem.code == "duplicate")
+}
+
+/// `Content-Type` without its parameters.
+fn media_type(reply: &Reply) -> &str {
+    let bare = reply.content_type.split(';').next();
+    bare.unwrap_or_default().trim()
 }
 
 /// `Retry-After`: seconds, or a date.

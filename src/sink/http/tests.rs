@@ -567,7 +567,7 @@ async fn half_stored_then_500_then_409_ends_with_each_stored_once_and_nothing_le
                 }).collect();
                 return answer(409, "application/json", "", &json!({"results": lines}).to_string());
             }
-            problem(409, json!({"title": "Conflict", "detail": "duplicate key"}))
+            problem(409, json!({"title": "Conflict", "code": "duplicate", "detail": "held already"}))
         })
         .await;
         let mut lane = lane(&url);
@@ -592,22 +592,75 @@ async fn half_stored_then_500_then_409_ends_with_each_stored_once_and_nothing_le
     }
 }
 
+// covers: FWD-02, FWD-03
 #[tokio::test]
-async fn a_409_that_says_nothing_of_a_duplicate_is_a_conflict() {
-    let (url, _) = server(|_| {
-        problem(
-            409,
-            json!({"code": "idempotency_conflict", "detail": "other content"}),
-        )
+async fn a_bare_409_that_is_no_receivers_duplicate_finishes_nothing() {
+    let cases = [
+        (
+            "text/html",
+            "<h1>409 Conflict</h1>: duplicate request; already exists",
+        ),
+        ("text/plain", "duplicate"),
+        ("application/json", r#"{"code": "duplicate"}"#),
+        (
+            "application/problem+json",
+            r#"{"title": "Duplicate request", "detail": "duplicate"}"#,
+        ),
+        ("application/problem+json", r#"{"code": "duplicate_route"}"#),
+        (
+            "application/problem+json",
+            r#"{"code": "idempotency_conflict"}"#,
+        ),
+        (
+            "application/json",
+            r#"{"batch_id": "another", "results": []}"#,
+        ),
+    ];
+    for (content_type, body) in cases {
+        let mut is_down = false;
+        let (url, log) = server(move |asked| {
+            if std::mem::replace(&mut is_down, true) {
+                answer(409, content_type, "", body)
+            } else {
+                results(asked, |_| "accepted")
+            }
+        })
+        .await;
+        let mut lane = lane(&url);
+        assert_eq!(lane.deliver(&events(1..=1)).await, [Verdict::Accepted]);
+        for batch in [events(2..=500), events(2..=2)] {
+            for verdict in lane.deliver(&batch).await {
+                assert!(
+                    stopped(&verdict).contains("status 409 says"),
+                    "{body}: {verdict:?}"
+                );
+            }
+        }
+        assert!(log.lock().unwrap().len() < 20);
+    }
+}
+
+// covers: FWD-02
+#[tokio::test]
+async fn an_event_that_alone_is_answered_409_is_a_dead_letter_that_claims_no_other_content() {
+    let (url, _) = server(|asked| {
+        if asked.keys().iter().any(|key| key.ends_with("/2")) {
+            problem(
+                409,
+                json!({"code": "idempotency_conflict", "detail": "other content"}),
+            )
+        } else {
+            results(asked, |_| "accepted")
+        }
     })
     .await;
     let verdicts = lane(&url).deliver(&events(1..=3)).await;
-    for verdict in &verdicts {
-        assert!(
-            matches!(verdict, Verdict::Conflict { reason, .. } if reason.contains("other content")),
-            "{verdict:?}"
-        );
-    }
+    assert!(
+        matches!(&verdicts[1], Verdict::Malformed { reason }
+            if reason.contains("status 409 says") && reason.contains("other content")),
+        "{verdicts:?}"
+    );
+    assert_eq!([&verdicts[0], &verdicts[2]], [&Verdict::Accepted; 2]);
 }
 
 // covers: F115
