@@ -211,6 +211,8 @@ pub enum Input {
         more: Option<SinkRecord>,
         /// Events that it will never take.
         dead_letters: Vec<DeadLetter>,
+        /// The end of a dead letter that it has now taken.
+        settled: Option<Record>,
     },
     /// A sink stands still until a person mends something; `None`: it goes on.
     SinkStopped {
@@ -640,6 +642,7 @@ impl Gateway {
                 cursor,
                 more,
                 dead_letters,
+                settled,
             } => {
                 turn.keep(Record::Cursor(cursor));
                 turn.kept
@@ -647,6 +650,7 @@ impl Gateway {
                 for letter in dead_letters {
                     turn.keep(Record::DeadLetter(letter));
                 }
+                turn.kept.extend(settled.map(|record| (None, record)));
             }
             Input::SinkStopped { sink, why } => {
                 let text = why.map(|why| format!("sink {sink} stands still: {why}"));

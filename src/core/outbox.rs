@@ -36,7 +36,7 @@ use super::record::{
 use super::time::Now;
 pub use lanes::{BACKLOG_SHARE_ONE_IN, PROBE_EVENTS_MAX};
 use lanes::{LaneState, Outcome};
-pub use sayings::{Circuit, KEPT_BYTES_MAX, Verdict};
+pub use sayings::{Circuit, DEAD_LETTERS_MAX, KEPT_BYTES_MAX, KEPT_LETTERS_MAX, Verdict};
 use sayings::{bounded, dead_letter};
 use std::collections::{BTreeMap, BTreeSet};
 pub use tracks::{LIVE_AGE_MS_MAX, Want};
@@ -139,6 +139,8 @@ pub struct Outbox {
     void: BTreeSet<u64>,
     last_batch: u64,
     circuit: Circuit,
+    /// Dead letters that stand, as far as it knows.
+    letters: u64,
     /// When the last failure was seen: a success of something sent before it proves nothing.
     failed_ns: u64,
     /// When the sink last took something.
@@ -184,6 +186,7 @@ impl Outbox {
             void: BTreeSet::new(),
             last_batch: 0,
             circuit: Circuit::Ok,
+            letters: 0,
             failed_ns: 0,
             ok_ns: None,
             jitter: Jitter::new(jitter_seed),
@@ -277,7 +280,7 @@ impl Outbox {
                 verdict => {
                     outcome.finished += 1;
                     self.slots.insert(position, Slot::Finished);
-                    dead_letters.extend(dead_letter(&self.cursor.sink, event, verdict));
+                    dead_letters.extend(self.dead_letter(event, verdict));
                 }
             }
         }
@@ -301,7 +304,28 @@ impl Outbox {
         self.count(&verdict);
         let again = matches!(verdict, Verdict::Retry { .. } | Verdict::Stop { .. });
         self.more.resent += u64::from(!again);
-        dead_letter(&self.cursor.sink, letter.event.clone(), verdict)
+        self.dead_letter(letter.event.clone(), verdict)
+    }
+
+    /// So many dead letters stand. With too many the sink stands still until a person has settled some (CAP-05).
+    pub fn letters_stand(&mut self, now: &Now, letters: u64) {
+        self.letters = letters;
+        if letters >= DEAD_LETTERS_MAX {
+            let reason = format!(
+                "{letters} dead letters stand, and at most {DEAD_LETTERS_MAX} may: settle dead letters \
+                 first (mend, resend or drop them), then resume the sink"
+            );
+            self.stop(now, &reason);
+        }
+    }
+
+    fn dead_letter(&mut self, event: EventRecord, verdict: Verdict) -> Option<DeadLetter> {
+        let mut letter = dead_letter(&self.cursor.sink, event, verdict)?;
+        if self.letters >= KEPT_LETTERS_MAX {
+            letter.kept = None;
+        }
+        self.letters += 1;
+        Some(letter)
     }
 
     /// Goes back: everything behind `to` is sent again, `events` of which were finished. What is under way
@@ -323,6 +347,7 @@ impl Outbox {
             void,
             last_batch: self.last_batch,
             circuit: self.circuit.clone(),
+            letters: self.letters,
             failed_ns: self.failed_ns,
             ok_ns: self.ok_ns,
             jitter: self.jitter.clone(),

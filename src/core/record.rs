@@ -272,6 +272,13 @@ pub enum SourceState {
     /// The count that a journal knew which is a copy, or lost its end: what the device counted since may have been
     /// told already.
     CounterOfCopy(u64),
+    /// As `CounterOfCopy`: the last item that such a journal knew.
+    HandshakeOfCopy {
+        /// See `Handshake`.
+        item: u32,
+        /// See `Handshake`.
+        sha256: [u8; 32],
+    },
 }
 
 /// Giving up a mailbox request: the no-op that must be seen done first.

@@ -50,6 +50,9 @@ struct Counted {
     since: Option<Stamp>,
 }
 
+/// Why what lies between the last that is known and what is found may be in the books already.
+const COPY: &str = "the journal is a copy, or lost its end";
+
 /// Whose source, and what it is.
 struct Taken<'a> {
     spec: &'a MachineSpec,
@@ -164,7 +167,14 @@ impl Gateway {
 
     /// Other sources may stand in the files now: what was unclear about the old ones shows again, or is mended.
     pub(super) fn forget_sources(&mut self, turn: &mut Turn) {
-        self.source_memory.clear();
+        // What had to wait for room still did: its next difference covers all of it.
+        self.source_memory.retain(|_, memory| memory.waited);
+        for memory in self.source_memory.values_mut() {
+            *memory = Memory {
+                waited: true,
+                ..Memory::default()
+            };
+        }
         let names: Vec<String> = self.machines.keys().cloned().collect();
         for name in names {
             self.set_alarm(turn, "source_unclear", &name, None);
@@ -190,10 +200,14 @@ impl Gateway {
     /// would count twice in the books, and one remark names both counts (B11).
     pub(super) fn doubt_counts(&mut self, turn: &mut Turn) {
         for record in self.sources.values_mut() {
-            if let SourceState::Counter(last) = record.state {
-                record.state = SourceState::CounterOfCopy(last);
-                turn.keep(Record::Source(record.clone()));
-            }
+            record.state = match record.state {
+                SourceState::Counter(last) => SourceState::CounterOfCopy(last),
+                SourceState::Handshake { item, sha256 } => {
+                    SourceState::HandshakeOfCopy { item, sha256 }
+                }
+                _ => continue,
+            };
+            turn.keep(Record::Source(record.clone()));
         }
     }
 
@@ -268,7 +282,7 @@ impl Gateway {
                     "unit": counter.unit,
                     "last": whole(last),
                     "since": rfc3339(at.wall_us),
-                    "why": "the journal is a copy, or lost its end: what was counted since may have been told",
+                    "why": format!("{COPY}: what was counted since may have been told"),
                 }),
             ),
             _ => self.remark(
@@ -379,9 +393,12 @@ impl Gateway {
             }
             return;
         };
-        let before = match self.progress(&taken) {
-            Some((SourceState::Handshake { item, sha256 }, _)) => Some((item, sha256)),
-            _ => None,
+        let (before, of_copy) = match self.progress(&taken) {
+            Some((SourceState::Handshake { item, sha256 }, _)) => (Some((item, sha256)), false),
+            Some((SourceState::HandshakeOfCopy { item, sha256 }, _)) => {
+                (Some((item, sha256)), true)
+            }
+            _ => (None, false),
         };
         let follows = before.map_or(Follows::Next, |(before, _)| {
             handshake.numbering.follows(before, item.number)
@@ -413,7 +430,7 @@ impl Gateway {
                 turn,
                 &taken,
                 handshake,
-                before.map(|(item, _)| item),
+                before.map(|(item, _)| (item, of_copy)),
                 item,
                 follows,
             );
@@ -431,7 +448,7 @@ impl Gateway {
         turn: &mut Turn,
         taken: &Taken<'_>,
         handshake: &HandshakeSpec,
-        before: Option<u32>,
+        before: Option<(u32, bool)>,
         item: &PresentedItem,
         follows: Follows,
     ) {
@@ -452,15 +469,18 @@ impl Gateway {
                 self.remark(turn, taken, "source.conflict", body);
                 return;
             }
-            (Some(before), Follows::Jump { missing }) => {
-                let gap = json!({
+            (Some((before, of_copy)), Follows::Jump { missing }) => {
+                let mut gap = json!({
                     "first": numbering.ahead(before, 1),
                     "last": numbering.back(item.number, 1),
                     "missing": whole(missing),
                 });
+                if of_copy {
+                    gap["why"] = format!("{COPY}: these items may have been told").into();
+                }
                 self.remark(turn, taken, "source.gap", gap);
             }
-            (Some(before), Follows::Reset) => {
+            (Some((before, _)), Follows::Reset) => {
                 let reset = json!({ "last": before, "found": item.number });
                 self.remark(turn, taken, "source.reset", reset);
             }

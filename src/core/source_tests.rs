@@ -200,6 +200,32 @@ fn a_copy_of_the_journal_claims_nothing_that_may_have_been_told_and_says_so() {
     assert_eq!(total(&stage), 28);
 }
 
+// covers: B11, EVT-03
+#[test]
+fn items_that_a_copy_does_not_know_are_not_said_to_be_lost() {
+    let mut stage = stage();
+    let item = |stage: &mut Stage, ack, number, good| {
+        let input = presented(stage, true, ack, number, good);
+        acknowledged(&stage.input(input))
+    };
+    assert_eq!(item(&mut stage, false, 7, 1), [Some(7)]);
+    stage.new_incarnation = true;
+    stage.restart(true, true);
+    stage.new_incarnation = false;
+    assert_eq!(item(&mut stage, false, 7, 1), [Some(7)]);
+    assert_eq!(of_type(&stage, "unit.done").count(), 1, "told before");
+    assert_eq!(item(&mut stage, false, 10, 2), [Some(10)]);
+    assert_eq!(item(&mut stage, false, 12, 3), [Some(12)]);
+    let gaps: Vec<Json> = of_type(&stage, "source.gap").map(body).collect();
+    assert_eq!(gaps.len(), 2);
+    let why = gaps[0]["why"].as_str().unwrap_or_default();
+    assert!(why.contains("may have been told"), "{}", gaps[0]);
+    assert_eq!(
+        (&gaps[1]["first"], &gaps[1]["why"]),
+        (&11.into(), &Json::Null)
+    );
+}
+
 // covers: EVT-03
 #[test]
 fn a_reset_is_an_event_that_counts_only_what_came_after_it() {

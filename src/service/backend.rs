@@ -66,6 +66,8 @@ pub struct Inner {
     pub reload: mpsc::Sender<ReloadRequest>,
     /// The running epoch.
     pub epoch: u64,
+    /// Damage was found: nothing is written down (REC-03).
+    pub recovery: bool,
     /// Query waits that share one read (POL-02), by machine and command.
     pub queries: Mutex<HashMap<(String, String), Vec<QueryWaiter>>>,
 }

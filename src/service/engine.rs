@@ -50,6 +50,8 @@ pub enum Message {
     Look(OperationId, oneshot::Sender<Option<Box<Operation>>>),
     /// Tell when it has ended; at once if it has.
     Ended(OperationId, oneshot::Sender<()>),
+    /// Decide, and say so once it is durable.
+    Durable(Box<Input>, oneshot::Sender<()>),
     /// Make a record durable, then say so.
     Keep(Box<Record>, oneshot::Sender<()>),
     /// Mend a dead letter, then say under which key.
@@ -373,8 +375,19 @@ impl Engine {
                 None
             }
             Message::Keep(record, reply) => {
+                // As with a correction: what is not written is not said to be.
+                if self.core.is_recovery() {
+                    return None;
+                }
                 round.kept.push(reply);
                 self.decide(now, Input::Keep { record: *record })
+            }
+            Message::Durable(input, reply) => {
+                if self.core.is_recovery() {
+                    return None;
+                }
+                round.kept.push(reply);
+                self.decide(now, *input)
             }
             Message::Correct(correction, reply) => {
                 let output = self.decide(now, Input::Correct(correction))?;

@@ -4,7 +4,7 @@
 
 use super::backend::Gate;
 use super::engine::Message;
-use super::sink_task::SinkErrand;
+use super::sink_task::{Resend, SinkErrand};
 use crate::api::backend::{RewindTo, Settlement, SinkAct};
 use crate::core::gateway::{Correction, Refusal};
 use crate::core::ids::EventKey;
@@ -50,18 +50,24 @@ impl Gate {
         tokio::time::timeout(limit, asked)
             .await
             .unwrap_or_else(|_| {
-                let found = format!("{sink:?} is busy with a batch that it does not answer");
-                Err(invalid(
-                    "sink",
-                    found,
-                    "a sink that answers; try again later",
-                ))
+                let found = format!("{sink:?} has not answered yet");
+                let expected = "an answer in time; what comes of it is not known yet, and may still be done: \
+                                look again";
+                Err(invalid("sink", found, expected))
             })
     }
 
     pub(super) async fn keep_record(&self, record: Record) -> Result<(), Refusal> {
         let kept = self.ask(|reply| Message::Keep(Box::new(record), reply));
         kept.await.ok_or(Refusal::Stopping)
+    }
+
+    /// In recovery mode nothing can be written down, so nothing is settled or sent again.
+    fn may_record(&self) -> Result<(), Refusal> {
+        if self.inner().recovery {
+            return Err(Refusal::RecoveryMode);
+        }
+        Ok(())
     }
 
     pub(super) async fn settle(
@@ -73,6 +79,7 @@ impl Gate {
         actor: Actor,
     ) -> Result<Option<EventKey>, Refusal> {
         self.errands(&sink)?;
+        self.may_record()?;
         let wanted = (sink.clone(), key.clone());
         let letter = self
             .read(move |reader| reader.dead_letter(&wanted.0, &wanted.1))
@@ -87,28 +94,35 @@ impl Gate {
                 "why, for those who read it later",
             ));
         }
-        let how = match how {
+        match how {
             Settlement::Resend => {
-                let asked = Box::new(letter.clone());
+                let letter = Box::new(letter);
+                let asked = Resend {
+                    letter,
+                    actor,
+                    reason,
+                };
                 let taken = self.run_errand(&sink, |reply| SinkErrand::Resend(asked, reply));
                 taken
                     .await?
                     .map_err(|why| invalid("key", why, "an event that the sink takes"))?;
-                "resent"
             }
-            Settlement::Drop => "dropped",
+            Settlement::Drop => {
+                let how = "dropped".to_owned();
+                let record = Record::DeadLetterSettled {
+                    sink,
+                    key,
+                    how,
+                    actor,
+                    reason,
+                };
+                self.keep_record(record).await?;
+            }
             Settlement::Mend { body, qty } => {
                 return self.mend(letter, body, qty, reason, actor).await.map(Some);
             }
-        };
-        let record = Record::DeadLetterSettled {
-            sink,
-            key,
-            how: how.to_owned(),
-            actor,
-            reason,
-        };
-        self.keep_record(record).await.map(|()| None)
+        }
+        Ok(None)
     }
 
     async fn mend(
@@ -147,6 +161,7 @@ impl Gate {
         actor: Actor,
     ) -> Result<String, Refusal> {
         self.errands(&sink)?;
+        self.may_record()?;
         let audit = |action: String, result: String| Record::Audit {
             actor: actor.clone(),
             action,

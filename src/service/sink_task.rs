@@ -8,8 +8,9 @@ use super::engine::Message;
 use super::sink_state::{Rates, SinkShared, SinkState};
 use crate::core::gateway::Input;
 use crate::core::ids::CommitNo;
+use crate::core::lifecycle::Actor;
 use crate::core::outbox::{Batch, Circuit, Outbox, OutboxConfig, Verdict};
-use crate::core::record::{DeadLetter, Position, SinkRecord};
+use crate::core::record::{DeadLetter, Position, Record, SinkRecord};
 use crate::failpoint;
 use crate::journal::Reader;
 use crate::sink::{Lane, Sink};
@@ -42,8 +43,8 @@ const LETTERS_WAITING_MAX: usize = 64;
 
 /// What a person asks of a sink.
 pub enum SinkErrand {
-    /// Send a dead letter again; the answer says whether it is settled.
-    Resend(Box<DeadLetter>, oneshot::Sender<Result<(), String>>),
+    /// Send a dead letter again; the answer says whether it is settled, and comes once that is durable.
+    Resend(Resend, oneshot::Sender<Result<(), String>>),
     /// Try again now; the answer says how it stood.
     Resume(oneshot::Sender<String>),
     /// Send everything behind this place again; the answer says how many events that is, or why not.
@@ -71,8 +72,18 @@ pub struct SinkTask {
     pub volatile: bool,
 }
 
+/// A dead letter that is to be sent again, by whose wish and why.
+pub struct Resend {
+    /// The letter.
+    pub letter: Box<DeadLetter>,
+    /// Who asked.
+    pub actor: Actor,
+    /// Why.
+    pub reason: String,
+}
+
 /// A dead letter that is to be sent again, and who waits for it.
-type Letter = (Box<DeadLetter>, oneshot::Sender<Result<(), String>>);
+type Letter = (Resend, oneshot::Sender<Result<(), String>>);
 
 /// What a lane carries.
 enum Load {
@@ -244,6 +255,11 @@ impl SinkTask {
                 self.send_letter(work, letter);
             }
         }
+        // In recovery mode none is written down.
+        if !self.volatile {
+            let standing = self.reader.dead_letter_count(&self.shared.name);
+            work.outbox.letters_stand(&self.clock.now(), standing);
+        }
         while let Some(batch) = work.outbox.next_batch(&self.clock.now()) {
             // A lane that the outbox has not given out is here.
             let Some(way) = work.lanes[batch.lane].take() else {
@@ -256,7 +272,7 @@ impl SinkTask {
     }
 
     fn send_letter(&self, work: &mut Work, letter: Letter) {
-        let lane = work.outbox.lane_of(&letter.0.event.key.source);
+        let lane = work.outbox.lane_of(&letter.0.letter.event.key.source);
         if !work.outbox.hold(lane) {
             work.letters.push_back(letter);
             return;
@@ -297,16 +313,39 @@ impl SinkTask {
                     self.save(work, dead_letters).await;
                 }
             }
-            Load::Letter((letter, reply)) => {
+            Load::Letter(letter) => {
                 work.outbox.release(lane);
                 let verdict = verdicts.into_iter().next();
                 let verdict = verdict.unwrap_or_else(|| Verdict::retry("the sink did not answer"));
-                let result = refusal(&verdict);
-                let again = work.outbox.resent(&letter, verdict);
-                self.save(work, again.into_iter().collect()).await;
-                let _ = reply.send(result);
+                self.letter_answered(work, letter, verdict).await;
             }
         }
+    }
+
+    /// That the sink took it is recorded here, with the progress: whoever asked may have gone away.
+    async fn letter_answered(&mut self, work: &mut Work, (asked, reply): Letter, verdict: Verdict) {
+        let result = refusal(&verdict);
+        let again = work.outbox.resent(&asked.letter, verdict);
+        let settled = result.is_ok().then(|| Record::DeadLetterSettled {
+            sink: self.shared.name.clone(),
+            key: asked.letter.event.key,
+            how: "resent".into(),
+            actor: asked.actor,
+            reason: asked.reason,
+        });
+        work.unsaved_ns = None;
+        let progress = progress(work, again.into_iter().collect(), settled);
+        let (kept, durable) = oneshot::channel();
+        let _ = self
+            .engine
+            .send(Message::Durable(Box::new(progress), kept))
+            .await;
+        tokio::spawn(async move {
+            // Without an answer the gateway is ending, and who asked is told so.
+            if durable.await.is_ok() {
+                let _ = reply.send(result);
+            }
+        });
     }
 
     async fn errand(&mut self, work: &mut Work, errand: SinkErrand) {
@@ -359,20 +398,9 @@ impl SinkTask {
         if self.volatile {
             return;
         }
-        let (cursor, more) = work.outbox.record();
-        let changed = more != work.saved;
-        if changed {
-            work.saved.clone_from(&more);
-        }
+        let input = progress(work, dead_letters, None);
         // The engine is gone only when the process is ending; then the events are sent again.
-        let _ = self
-            .engine
-            .send(Message::Input(Input::SinkProgress {
-                cursor,
-                more: changed.then_some(more),
-                dead_letters,
-            }))
-            .await;
+        let _ = self.engine.send(Message::Input(input)).await;
     }
 
     /// A sink that stands still until a person mends something is an alarm, and an event.
@@ -431,12 +459,27 @@ impl SinkTask {
     }
 }
 
+/// What is to be made durable together.
+fn progress(work: &mut Work, dead_letters: Vec<DeadLetter>, settled: Option<Record>) -> Input {
+    let (cursor, more) = work.outbox.record();
+    let changed = more != work.saved;
+    if changed {
+        work.saved.clone_from(&more);
+    }
+    Input::SinkProgress {
+        cursor,
+        more: changed.then_some(more),
+        dead_letters,
+        settled,
+    }
+}
+
 async fn carry(lane: usize, mut way: Box<dyn Lane>, load: Load) -> Done {
     let verdicts = match &load {
         Load::Batch(batch) => way.deliver(&batch.events).await,
         // A place that no event has: the letter's own is behind the watermark.
         Load::Letter((letter, _)) => {
-            let alone = [(Position::default(), letter.event.clone())];
+            let alone = [(Position::default(), letter.letter.event.clone())];
             way.deliver(&alone).await
         }
     };

@@ -260,6 +260,7 @@ fn build(
         progress,
         reload,
         epoch: recovered.epoch.0,
+        recovery,
         queries: Default::default(),
     });
     let own_name = config.gateway.clone();

@@ -215,7 +215,17 @@ impl HttpLane {
     /// Decides about the events that were refused alone.
     async fn settle(&mut self, mut round: Round, mut items: Vec<Item>) -> Vec<Verdict> {
         if !round.suspects.is_empty() {
-            let takes_others = round.taken.is_some() || self.control_is_taken().await;
+            let takes_others = match round.taken {
+                Some(_) => Control::Taken,
+                None => self.control().await,
+            };
+            if let Control::Unknown(wait) = takes_others {
+                // Nothing is known of the place just now, and so nothing of the events.
+                round.suspects.clear();
+                round.fill(&wait);
+                return round.verdicts.into_iter().flatten().collect();
+            }
+            let takes_others = matches!(takes_others, Control::Taken);
             let first = round.suspects[0].1.clone();
             for (index, reason) in std::mem::take(&mut round.suspects) {
                 round.verdicts[index] = Some(if takes_others {
@@ -241,19 +251,27 @@ impl HttpLane {
     }
 
     /// Whether the place takes an event again that it took before.
-    async fn control_is_taken(&mut self) -> bool {
+    async fn control(&mut self) -> Control {
         let Some(control) = self.control.take() else {
-            return false;
+            return Control::Refused;
         };
         let outcome = self.post(std::slice::from_ref(&control)).await;
-        let taken = match &outcome {
-            Outcome::Each(verdicts) => verdicts.iter().all(is_taken),
-            Outcome::AlreadyThere => true,
-            _ => false,
-        };
         self.control = Some(control);
-        taken
+        match outcome {
+            Outcome::Each(verdicts) if verdicts.iter().all(is_taken) => Control::Taken,
+            Outcome::AlreadyThere => Control::Taken,
+            Outcome::All(wait @ Verdict::Retry { .. }) => Control::Unknown(wait),
+            _ => Control::Refused,
+        }
     }
+}
+
+/// What the place says to an event that it took before.
+enum Control {
+    Taken,
+    Refused,
+    /// It has no time, or cannot be reached: it says nothing about the event.
+    Unknown(Verdict),
 }
 
 /// The last event that was not sent yet, taken out of its part.

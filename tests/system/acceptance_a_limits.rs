@@ -129,7 +129,7 @@ async fn a_full_journal_takes_nothing_new_and_forgets_nothing_old() {
 }
 
 /// Inverts a byte behind every place in the store where the id stands.
-fn damage(rig: &Rig, id: &str) {
+pub(super) fn damage(rig: &Rig, id: &str) {
     let generation = std::fs::read_dir(rig.journal_dir()).unwrap().flatten();
     let mut stores = generation
         .map(|entry| entry.path().join("db"))

@@ -305,6 +305,106 @@ async fn a_refused_event_is_shown_mended_by_a_correction_or_dropped_with_a_reaso
     assert_eq!(sink(&rig, "mes").await["counters"]["resent"], "2");
 }
 
+// covers: REC-03, FWD-06
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_recovery_nothing_is_said_to_be_settled_and_nothing_is_sent_again() {
+    let (mut rig, books) = rig_with_receiver().await;
+    set(&books, Mood::Picky);
+    rig.start_up().await;
+    rig.device.set_holding(200, 1);
+    rig.until("it is a dead letter", async |rig| {
+        sink(rig, "mes").await["dead_letters"] == 1
+    })
+    .await;
+    let damaged = rig.set_speed("DAMAGED-OPERATION", 50);
+    assert_eq!(rig.submit_wait(&damaged).await.1["state"], "completed");
+    until_drained(&mut rig).await;
+    assert!(rig.stop().await.success());
+    super::acceptance_a_limits::damage(&rig, "DAMAGED-OPERATION");
+
+    rig.start().await;
+    assert_eq!(rig.get("/v1/status").await.1["mode"], "recovery");
+    let (_, letters) = rig.get("/v1/sinks/mes/dead-letters").await;
+    let key = letters["dead_letters"][0]["key"].as_str().unwrap();
+    until_drained(&mut rig).await;
+    let sent = || {
+        let books = books.lock().unwrap();
+        let keys = books.batches.iter().flatten();
+        keys.filter(|sent| *sent == key).count()
+    };
+    let before = sent();
+    let letter = format!("/v1/sinks/mes/dead-letters/{key}");
+    for (path, body) in [
+        (format!("{letter}/drop"), json!({"reason": "a test"})),
+        (format!("{letter}/resend"), json!({})),
+        (
+            format!("{letter}/mend"),
+            json!({"body": {"value": 7}, "reason": "a test"}),
+        ),
+        (
+            "/v1/sinks/mes/rewind".to_owned(),
+            json!({"to": key, "reason": "a test"}),
+        ),
+        (
+            "/v1/sinks/mes/resume".to_owned(),
+            json!({"reason": "a test"}),
+        ),
+    ] {
+        let (status, answer) = rig.post(&path, body).await;
+        assert_eq!(
+            (status, &answer["code"]),
+            (503, &json!("recovery_mode")),
+            "{path}: {answer}"
+        );
+    }
+    let cli = [
+        "dead-letters",
+        "mes",
+        "drop",
+        key,
+        "--reason",
+        "a test",
+        "--yes",
+    ];
+    assert_eq!(rig.command(&cli).output().unwrap().status.code(), Some(9));
+    assert_eq!(sent(), before);
+    assert_eq!(rig.get("/v1/sinks/mes/dead-letters").await.1, letters);
+}
+
+// covers: FWD-06
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_letter_that_is_taken_after_who_asked_went_away_is_settled_all_the_same() {
+    let (mut rig, books) = rig_with_receiver().await;
+    set(&books, Mood::Picky);
+    rig.start_up().await;
+    rig.device.set_holding(200, 1);
+    rig.until("it is a dead letter", async |rig| {
+        sink(rig, "mes").await["dead_letters"] == 1
+    })
+    .await;
+    until_drained(&mut rig).await;
+    let (_, letters) = rig.get("/v1/sinks/mes/dead-letters").await;
+    let key = letters["dead_letters"][0]["key"].as_str().unwrap();
+    set(&books, Mood::Metered);
+    let asked = books.lock().unwrap().asked;
+    let path = format!("/v1/sinks/mes/dead-letters/{key}/resend");
+    let under_way = async {
+        while books.lock().unwrap().asked == asked {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        answer = rig.post(&path, json!({})) => panic!("answered before the receiver: {answer:?}"),
+        () = under_way => {}
+    }
+    books.lock().unwrap().permits.add_permits(100);
+    rig.until("the letter is settled", async |rig| {
+        sink(rig, "mes").await["dead_letters"] == 0
+    })
+    .await;
+    assert!(books.lock().unwrap().rows.contains_key(key));
+}
+
 // covers: FWD-01, F099
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_a_failover_lost_are_sent_again_under_the_same_keys() {

@@ -8,6 +8,13 @@ use crate::core::time::{NS_PER_S, Now, Stamp, elapsed_ns};
 /// Most bytes kept of what a sink says it holds under a key.
 pub const KEPT_BYTES_MAX: usize = 64 * 1024;
 
+/// Most dead letters of one sink: it makes no more tries while so many stand, as they outlive the log and its
+/// budget. What was under way then still adds its own.
+pub const DEAD_LETTERS_MAX: u64 = 10_000;
+/// With so many dead letters of one sink, a new one is kept without what the sink holds under its key: at most
+/// 32 MiB a sink.
+pub const KEPT_LETTERS_MAX: u64 = 512;
+
 /// What a sink said of one event (FWD-02).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {

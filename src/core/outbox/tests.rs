@@ -980,6 +980,41 @@ impl Run {
     }
 }
 
+// covers: CAP-05, FWD-02
+#[test]
+fn dead_letters_are_bounded_and_the_sink_stands_still_before_more_are_made() {
+    let mut outbox = Outbox::new(
+        CursorRecord::default(),
+        SinkRecord::default(),
+        OutboxConfig::default(),
+        1,
+    );
+    let want = outbox.want(CommitNo(2)).unwrap();
+    outbox.offer(&want, vec![event(0), event(1), event(2)], None);
+    outbox.letters_stand(&at(0), KEPT_LETTERS_MAX - 1);
+    let batch = outbox.next_batch(&at(10_000)).unwrap();
+    let conflict = || Verdict::Conflict {
+        reason: "other content".into(),
+        kept: Some("theirs".into()),
+    };
+    let verdicts = vec![conflict(), conflict(), Verdict::retry("not now")];
+    let letters = outbox.answered(&at(10_000), batch, verdicts);
+    let kept: Vec<_> = letters
+        .iter()
+        .map(|letter| letter.kept.as_deref())
+        .collect();
+    assert_eq!(kept, [Some("theirs"), None]);
+    outbox.letters_stand(&at(20_000), DEAD_LETTERS_MAX);
+    assert!(outbox.next_batch(&at(900_000)).is_none());
+    let Circuit::Stopped { reason, .. } = outbox.circuit() else {
+        panic!("{:?}", outbox.circuit());
+    };
+    assert!(reason.contains("settle dead letters"), "{reason}");
+    outbox.letters_stand(&at(900_000), DEAD_LETTERS_MAX - 1);
+    outbox.resume();
+    assert!(outbox.next_batch(&at(900_001)).is_some());
+}
+
 proptest! {
     // covers: FWD-01, FWD-02, FWD-03, FWD-05, F103, F109, F111
     #[test]
