@@ -2,6 +2,7 @@
 //! May call: api's trait, the engine's inbox, the journal's reader, the machine and sink tasks.
 //! Never: decide about an operation; answer before the engine has.
 
+use super::alarm_log::mend;
 use super::clock::Clock;
 use super::engine::{Message, Snapshot, Switchboard};
 use super::machine_task::{Errand, Shared};
@@ -480,49 +481,6 @@ impl Gate {
                 mend: "holdfast ops --state held, then approve, cancel or reissue".into(),
             });
         }
-    }
-}
-
-/// How bad an alarm is, and what to do.
-fn mend(code: &str) -> (&'static str, &'static str) {
-    match code {
-        "recovery_mode" => (
-            "critical",
-            "stop the gateway, then holdfast journal check DIR and holdfast journal salvage DIR",
-        ),
-        "foreign_journal" => (
-            "critical",
-            "make sure that the other computer is off, stop this gateway, then holdfast journal adopt DIR --reason …",
-        ),
-        "telemetry_dropped" => (
-            "warning",
-            "see holdfast sinks for what is not taken; which keys were dropped is told when there is room",
-        ),
-        "journal_full" => (
-            "critical",
-            "free disk space, or see holdfast sinks for what is not taken",
-        ),
-        "events_not_taken" => (
-            "critical",
-            "make room in the journal: see holdfast sinks for what is not taken",
-        ),
-        "source_unclear" => (
-            "warning",
-            "compare the device's numbers with this [[event]] in the machine's file",
-        ),
-        "identity_mismatch" => (
-            "critical",
-            "check which device answers at this address, or correct [gate] identity in the machine's file",
-        ),
-        "sink_stopped" => (
-            "critical",
-            "mend what it says, then holdfast sinks NAME resume; nothing is lost meanwhile, events wait in the journal",
-        ),
-        "link_down" => (
-            "warning",
-            "check power, cable and address; it is tried again by itself",
-        ),
-        _ => ("info", "see holdfast events"),
     }
 }
 
