@@ -19,6 +19,7 @@ use crate::core::gateway::{Answer, Refusal};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
 use crate::core::intent::{self, Request};
 use crate::core::lifecycle::Actor;
+use crate::core::outbox::Circuit;
 use crate::core::place::parse_place;
 use crate::core::record::{DeadLetter, EventRecord, Operation, Position, Record, Stored};
 use crate::core::spec::{Action, Class, MachineSpec, Quality, Scalar, Tag, Value};
@@ -334,6 +335,16 @@ impl Gate {
         self.0.sinks.iter().map(status).collect()
     }
 
+    /// Since the first of the failures in a row.
+    fn failing_since(&self, sink: &str) -> Option<Stamp> {
+        let mut sinks = self.0.sinks.iter();
+        let (shared, _) = sinks.find(|(shared, _)| shared.name == sink)?;
+        match shared.state().circuit {
+            Circuit::Ok => None,
+            Circuit::Retrying { since, .. } | Circuit::Stopped { since, .. } => Some(since),
+        }
+    }
+
     async fn status_now(&self) -> Status {
         let snapshot = self.ask(Message::Snapshot).await;
         let now = self.0.clock.now();
@@ -404,7 +415,12 @@ impl Gate {
                 read_only: shared.spec.read_only,
                 link: machine.link.name().to_owned(),
                 since: machine.since,
-                reason: machine.reason,
+                reason: match &shared.spec.owner {
+                    owner if *owner != self.0.gateway => {
+                        format!("not connected: commanded by {owner:?}")
+                    }
+                    _ => machine.reason,
+                },
                 in_flight: machine.in_flight,
                 queued: machine.queued,
                 held: machine.held,
@@ -450,7 +466,7 @@ impl Gate {
             .map(|sink| Alarm {
                 code: "sink_not_taking".into(),
                 severity: "warning".into(),
-                since: status.now,
+                since: self.failing_since(&sink.name).unwrap_or(status.now),
                 text: format!("sink {}: {}", sink.name, sink.state),
                 mend: "events wait in the journal and are sent by themselves; see holdfast sinks"
                     .into(),
