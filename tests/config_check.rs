@@ -492,6 +492,20 @@ fn registers_read_as_two_things_are_refused() {
         "\"holding:303\"",
         &["inside the mailbox's command block"],
     );
+    // What the gateway itself writes there is no event of the machine's; that it is shown is no harm.
+    for (place, block) in [("holding:302", "command"), ("holding:345", "status")] {
+        let source = format!(
+            "[[event]]\ntype = \"own\"\nsource = \"on_change\"\nread = \"{place}\"\ndata_type = \"u16\"\n[mailbox]\n"
+        );
+        let found = format!("event \"own\" as u16 on {place}, inside the mailbox's {block} block");
+        let says = [found.as_str(), "no [[event]] source"];
+        machine_refused("[mailbox]\n", &source, &format!("\"{place}\""), &says);
+        let shown = source
+            .replace("[[event]]\ntype", "[[tag]]\nname")
+            .replace("source = \"on_change\"\n", "")
+            .replace("data_type", "type");
+        machine_accepted("[mailbox]\n", &shown);
+    }
     // The same register twice, as the same thing, is no contradiction.
     machine_accepted(
         "poll = \"500ms\"\n",

@@ -100,6 +100,9 @@ fn print(found: &Found, out: &mut Out) {
         out.raw(&found.raw.to_string());
         return;
     }
+    if found.sinks.is_empty() {
+        out.line("no sinks configured: events stay in the journal");
+    }
     let now = now();
     for sink in &found.sinks {
         show_sink(sink, &now, out);

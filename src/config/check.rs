@@ -159,8 +159,10 @@ pub(super) fn mailbox(
     ];
     for claim in claims {
         let (area, range) = claim.extent();
+        // What the gateway itself moves there is no event of the machine's.
         let readable = matches!(claim.scalar.data_type, DataType::U16 | DataType::U32)
-            && !claim.what.starts_with("argument");
+            && !claim.what.starts_with("argument")
+            && !claim.what.contains("event \"");
         for (name, block_area, taken) in &blocks {
             if area == *block_area && overlap(&range, taken) && !readable {
                 claim.node.problem(
@@ -171,7 +173,7 @@ pub(super) fn mailbox(
                         span(area, &range),
                         span(area, taken)
                     ),
-                    "registers outside the mailbox, or a u16 or u32 that is only read",
+                    "registers outside the mailbox, or a u16 or u32 that is only read and is no [[event]] source",
                     None,
                 );
             }
@@ -227,13 +229,13 @@ pub(super) fn odd(spec: &MachineSpec, gateway: &str, warnings: &mut Vec<String>)
     let mut warn = |text: String| warnings.push(text);
     if spec.owner != gateway {
         warn(format!(
-            "owned by {:?}: commands are answered with not_owner",
+            "commanded by {:?}, so not connected to from here: commands are answered with not_owner, tags are not read",
             spec.owner
         ));
     }
     if spec.owner != gateway && !spec.events.is_empty() {
         warn(format!(
-            "its events are taken here too: if {:?} takes them, the books hold them twice",
+            "its [[event]] sources are not read here: {:?} takes them, if its own files say so",
             spec.owner
         ));
     }

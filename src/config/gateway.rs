@@ -87,6 +87,9 @@ pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<
     let (machine_rate, total_rate) = recovery(&root);
     let (api_unix, roles) = api(&root);
     let sinks = sink::sinks(&root, &state_dir, &mut warnings);
+    if sinks.is_empty() {
+        warnings.push("no [[sink]]: events stay in the journal".into());
+    }
     root.finish();
 
     let mut problems = doc.take();

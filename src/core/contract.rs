@@ -80,6 +80,11 @@ pub enum Reply {
     Values(Vec<(String, Value)>),
     /// The mailbox's record of our request (VER-03).
     Mailbox(MailboxEcho),
+    /// A write was confirmed otherwise than by an echo.
+    Confirmed {
+        /// What proves it, in plain words.
+        by: String,
+    },
 }
 
 /// The mailbox's final record of one request id.

@@ -355,3 +355,85 @@ fn gate_good(stage: &mut Stage) {
     let reading = mailbox_reading(stage, 4711, 1, 1);
     gate(stage, reading);
 }
+
+fn link_alarm(stage: &Stage) -> Option<&str> {
+    let mut alarms = stage.core.alarms();
+    alarms
+        .find(|alarm| alarm.code == "link_down")
+        .map(|alarm| alarm.text.as_str())
+}
+
+// A machine that was never reached is an alarm like one that was lost, once its time is over.
+#[test]
+fn a_machine_that_was_never_reached_is_an_alarm_after_its_grace() {
+    let refused = |reason: &str| LinkChange::Down {
+        reason: reason.into(),
+    };
+    let mut stage = Stage::new();
+    stage.pass(60.0);
+    assert_eq!(link_alarm(&stage), None, "nobody has tried yet");
+    stage.link(LinkChange::Connecting);
+    stage.link(refused("it refuses the connection"));
+    stage.pass(4.9);
+    assert_eq!(link_alarm(&stage), None);
+    let events = stage.events.len();
+    stage.pass(0.2);
+    let says = "press-1 is not connected: it refuses the connection";
+    assert_eq!(link_alarm(&stage), Some(says));
+    let told = &stage.events[events..];
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0].event_type, "alarm.raised");
+    // Another reason is shown, and is no other event.
+    stage.link(LinkChange::Connecting);
+    stage.link(refused("no answer"));
+    assert_eq!(
+        link_alarm(&stage),
+        Some("press-1 is not connected: no answer")
+    );
+    stage.pass(60.0);
+    assert_eq!(stage.events.len(), events + 1);
+    stage.up(7);
+    assert_eq!(link_alarm(&stage), None);
+    stage.pass(60.0);
+    assert_eq!(link_alarm(&stage), None);
+    // One that is reached within its grace never was an alarm.
+    let mut stage = Stage::new();
+    stage.link(LinkChange::Connecting);
+    stage.pass(2.0);
+    stage.up(7);
+    stage.pass(60.0);
+    assert!(
+        stage
+            .events
+            .iter()
+            .all(|event| event.event_type != "alarm.raised")
+    );
+}
+
+// How long a link stands as it stands: attempts to reconnect do not begin an outage anew, and nothing of an outage
+// is counted to the link that came after it.
+#[test]
+fn a_link_is_as_old_as_the_state_that_is_shown() {
+    let mut stage = Stage::new();
+    let age_s = |stage: &Stage| {
+        let since = stage.core.machines()["press-1"].since;
+        (stage.now.boottime_ns - since.boottime_ns) / 1_000_000_000
+    };
+    stage.down();
+    stage.pass(3.0);
+    stage.link(LinkChange::Connecting);
+    assert_eq!(age_s(&stage), 3);
+    stage.link(LinkChange::Up);
+    assert_eq!(age_s(&stage), 0, "the gate is being read");
+    stage.pass(2.0);
+    stage.gate(4711, 7, true);
+    assert_eq!(age_s(&stage), 0, "up");
+    stage.pass(4.0);
+    stage.gate(4712, 7, true);
+    assert_eq!(age_s(&stage), 0, "another device answers");
+    stage.pass(5.0);
+    stage.gate(4712, 7, true);
+    assert_eq!(age_s(&stage), 5);
+    stage.down();
+    assert_eq!(age_s(&stage), 0);
+}

@@ -679,7 +679,11 @@ impl Gateway {
             .machines
             .values()
             .filter_map(|machine| machine.drain_due_ns);
-        timer.into_iter().chain(drains).min()
+        let unreached = self
+            .machines
+            .values()
+            .filter_map(|machine| machine.unreached_due_ns);
+        timer.into_iter().chain(drains).chain(unreached).min()
     }
 
     /// Before this wall time an id that is not on record proves nothing: its record may be lost.

@@ -316,27 +316,17 @@ impl Evidence {
     /// A matched write echo or values read; `late` if the outcome had been called unknown before.
     #[must_use]
     pub fn from_reply(reply: &Reply, at: Stamp, late: bool) -> Self {
-        match reply {
-            Reply::WriteEcho => Self {
-                method: if late {
-                    Method::LateReply
-                } else {
-                    Method::Reply
-                },
-                at,
-                detail: "the device echoed the write".into(),
-            },
-            Reply::Values(values) => Self {
-                method: if late {
-                    Method::LateReply
-                } else {
-                    Method::Reply
-                },
-                at,
-                detail: format!("{} value(s) read", values.len()),
-            },
-            Reply::Mailbox(echo) => Self::from_mailbox(echo, at),
-        }
+        let detail = match reply {
+            Reply::WriteEcho => "the device echoed the write".into(),
+            Reply::Confirmed { by } => by.clone(),
+            Reply::Values(values) => format!("{} value(s) read", values.len()),
+            Reply::Mailbox(echo) => return Self::from_mailbox(echo, at),
+        };
+        let method = match late {
+            true => Method::LateReply,
+            false => Method::Reply,
+        };
+        Self { method, at, detail }
     }
     /// The mailbox's record.
     #[must_use]

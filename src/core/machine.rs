@@ -20,6 +20,8 @@ use std::sync::Arc;
 
 /// Most operations of one machine that may wait while its link is up.
 pub const WAITING_MAX: usize = 1024;
+/// A machine that was not reached for so long since it was first tried is an alarm, in milliseconds.
+const FIRST_LINK_MS_MAX: u64 = 5_000;
 
 /// One machine.
 pub struct Machine {
@@ -49,6 +51,8 @@ pub struct Machine {
     pub unresolved: BTreeMap<CommitNo, OperationId>,
     pub(super) live: HashMap<OperationId, Live>,
     pub(super) drain_due_ns: Option<u64>,
+    /// When it is an alarm that it was never reached; `None`: not tried yet, reached, or told already.
+    pub(super) unreached_due_ns: Option<u64>,
     pub(super) next_drain_ns: u64,
     pub(super) gate_asked: bool,
     pub(super) probing: Option<OperationId>,
@@ -74,6 +78,11 @@ pub enum LinkState {
 }
 
 impl LinkState {
+    /// No connection stands, whether or not one is being tried.
+    fn is_away(self) -> bool {
+        matches!(self, Self::Down | Self::Connecting)
+    }
+
     /// The name used in the API.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -116,6 +125,7 @@ impl Machine {
             unresolved: BTreeMap::new(),
             live: HashMap::new(),
             drain_due_ns: None,
+            unreached_due_ns: None,
             next_drain_ns: 0,
             gate_asked: false,
             probing: None,
@@ -123,6 +133,16 @@ impl Machine {
             epoch_taken: false,
             unheard: BTreeMap::new(),
             heard_as: BTreeMap::new(),
+        }
+    }
+
+    /// What the alarm of a machine says that no command can reach.
+    fn why_down(&self) -> String {
+        let (name, reason) = (&self.spec.name, &self.reason);
+        if self.link.is_away() {
+            format!("{name} is not connected: {reason}")
+        } else {
+            format!("{name} is connected, and cannot be commanded yet: {reason}")
         }
     }
 
@@ -149,6 +169,10 @@ impl Machine {
         let gate = self.gate.as_ref().filter(|_| self.link == LinkState::Up)?;
         mode_and_quality(&self.spec, gate).or_else(|| open_interlock(&self.spec, gate, |_| true))
     }
+}
+
+fn link_down(machine: &str) -> (String, String) {
+    ("link_down".to_owned(), machine.to_owned())
 }
 
 /// What the gate says to one operation.
@@ -202,6 +226,7 @@ impl Gateway {
     /// A link came, went, or is being tried.
     pub(super) fn link_changed(&mut self, turn: &mut Turn, name: &str, change: LinkChange) {
         self.forget_asked(name);
+        let alarmed = self.alarms.contains_key(&link_down(name));
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
@@ -216,7 +241,8 @@ impl Gateway {
         let was = machine.link;
         machine.link = state;
         machine.reason.clone_from(&reason);
-        if was != state {
+        // Attempts to reconnect do not begin the outage anew.
+        if was.is_away() != state.is_away() || !state.is_away() {
             machine.since = turn.now;
         }
         machine.gate = None;
@@ -232,9 +258,43 @@ impl Gateway {
             LinkState::Down | LinkState::Connecting => {
                 if matches!(was, LinkState::Up | LinkState::Gate) || machine.down_since.is_none() {
                     self.link_lost(turn, name, &reason);
+                } else if !alarmed {
+                    let due = turn.now.boottime_ns + FIRST_LINK_MS_MAX * NS_PER_MS;
+                    machine.unreached_due_ns.get_or_insert(due);
                 }
             }
             LinkState::Up => {}
+        }
+        self.say_why_down(name);
+    }
+
+    /// Machines that were never reached, once their time is over.
+    pub(super) fn tell_unreached(&mut self, turn: &mut Turn) {
+        let now = turn.now.boottime_ns;
+        let mut away = Vec::new();
+        for machine in self.machines.values_mut() {
+            if machine.unreached_due_ns.is_some_and(|due| due <= now) {
+                machine.unreached_due_ns = None;
+                if machine.configured && machine.down_since.is_some() {
+                    away.push((machine.spec.name.clone(), machine.why_down()));
+                }
+            }
+        }
+        for (name, text) in away {
+            // Something is connected; that it is another device is the one alarm.
+            let other = ("identity_mismatch".to_owned(), name.clone());
+            if !self.alarms.contains_key(&other) {
+                self.set_alarm(turn, "link_down", &name, Some(text));
+            }
+        }
+    }
+
+    /// The alarm gives the reason of now. That is no event: a reason that alternates would fill the journal of a
+    /// machine that is away for weeks.
+    fn say_why_down(&mut self, name: &str) {
+        let alarm = self.alarms.get_mut(&link_down(name));
+        if let (Some(alarm), Some(machine)) = (alarm, self.machines.get(name)) {
+            alarm.text = machine.why_down();
         }
     }
 
@@ -297,6 +357,7 @@ impl Gateway {
             Err(why) => {
                 machine.reason = format!("the gate could not be read: {why}");
                 machine.gate = None;
+                self.say_why_down(name);
                 return;
             }
         };
@@ -304,6 +365,7 @@ impl Gateway {
             // Not read is not the same as another: nothing passes, and nothing needs a person for it.
             machine.reason = "its identity could not be read".into();
             machine.gate = None;
+            self.say_why_down(name);
             return;
         }
         let mismatch = identity_mismatch(&machine.spec, &reading);
@@ -327,6 +389,9 @@ impl Gateway {
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
+        if machine.link != LinkState::Gate {
+            machine.since = turn.now;
+        }
         machine.link = LinkState::Gate;
         machine.reason = held.to_string();
         machine.down_since.get_or_insert(turn.now);
@@ -361,6 +426,7 @@ impl Gateway {
         machine.since = turn.now;
         machine.reason = "connected".into();
         machine.down_since = None;
+        machine.unreached_due_ns = None;
         let interval = interval_ns(self.settings.drain_per_machine_milli);
         machine.next_drain_ns = turn.now.boottime_ns + self.jitter.below(interval);
         let unresolved: Vec<OperationId> = machine.unresolved.values().cloned().collect();

@@ -143,11 +143,13 @@ impl Gateway {
                 Evidence::from_reply(&reply, now, late),
                 values.clone(),
             )),
-            (Reply::WriteEcho, Some(Completion::Reply)) => Step::Complete(Done::new(
-                Evidence::from_reply(&reply, now, late),
-                Vec::new(),
-            )),
-            (Reply::WriteEcho, _) => Step::Accept(now),
+            (Reply::WriteEcho | Reply::Confirmed { .. }, Some(Completion::Reply)) => {
+                Step::Complete(Done::new(
+                    Evidence::from_reply(&reply, now, late),
+                    Vec::new(),
+                ))
+            }
+            (Reply::WriteEcho | Reply::Confirmed { .. }, _) => Step::Accept(now),
         };
         let _ = self.step(turn, id, step, cause);
     }

@@ -165,6 +165,7 @@ impl Gateway {
 
     /// Timers that are due.
     pub(super) fn tick(&mut self, turn: &mut Turn) {
+        self.tell_unreached(turn);
         let now = turn.now.boottime_ns;
         let mut due: Vec<OperationId> = Vec::new();
         while let Some((at, id)) = self.timers.first().cloned() {

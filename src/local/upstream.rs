@@ -78,7 +78,7 @@ fn print_sql(steps: &[Step], out: &mut Out) {
 
 fn run_check(global: &Global, args: &UpstreamArgs) -> Result<Exit, Failed> {
     let target = target(global, args)?;
-    let report = wait_for(check(&target))?;
+    let report = wait_for(check(&target)).map_err(never_made)?;
     let mut out = Out::stdout(global.json);
     if global.json {
         out.raw(&view(&report).to_string());
@@ -91,6 +91,15 @@ fn run_check(global: &Global, args: &UpstreamArgs) -> Result<Exit, Failed> {
     } else {
         Exit::Configuration
     })
+}
+
+/// A server does not tell a stranger whether the role is there, so both are said.
+fn never_made((exit, text): Failed) -> Failed {
+    let hint = match text.contains("SQLSTATE 28") {
+        true => "; if this role was never made: holdfast upstream init first",
+        false => "",
+    };
+    (exit, format!("{text}{hint}"))
 }
 
 fn view(report: &Report) -> serde_json::Value {

@@ -387,7 +387,15 @@ impl Link {
             Job::Write { start, words } => {
                 let (start, words) = (*start, words.clone());
                 let called = self.call(&Ask::Write { start, words }).await;
-                called.exchange(write_outcome(&called.end))
+                let outcome = match (write_outcome(&called.end), &self.spec) {
+                    // An end code is no echo: it says that the request was done, and repeats nothing of it.
+                    (Outcome::DeviceReplied(Reply::WriteEcho), LinkSpec::Mc(_)) => {
+                        let by = "the device answered: end code 0000".into();
+                        Outcome::DeviceReplied(Reply::Confirmed { by })
+                    }
+                    (outcome, _) => outcome,
+                };
+                called.exchange(outcome)
             }
             Job::Remote(order) => self.run_remote(*order).await,
             Job::Mailbox(request) => self.run_mailbox(request).await,

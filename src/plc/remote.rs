@@ -48,7 +48,9 @@ impl Link {
             };
             let state = found.map(|word| word & 0xF);
             if state == Some(order.operating_state()) {
-                return Outcome::DeviceReplied(Reply::WriteEcho);
+                let (state, name) = (order.operating_state(), order.name().to_uppercase());
+                let by = format!("SD203 read back {state} ({name})");
+                return Outcome::DeviceReplied(Reply::Confirmed { by });
             }
             if Instant::now() >= until {
                 let says = state.map_or_else(|| "nothing".to_owned(), |state| state.to_string());

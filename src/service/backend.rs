@@ -2,6 +2,7 @@
 //! May call: api's trait, the engine's inbox, the journal's reader, the machine and sink tasks.
 //! Never: decide about an operation; answer before the engine has.
 
+use super::alarm_log::mend;
 use super::clock::Clock;
 use super::engine::{Message, Snapshot, Switchboard};
 use super::machine_task::{Errand, Shared};
@@ -18,6 +19,7 @@ use crate::core::gateway::{Answer, Refusal};
 use crate::core::ids::{CommitNo, EventKey, OperationId};
 use crate::core::intent::{self, Request};
 use crate::core::lifecycle::Actor;
+use crate::core::outbox::Circuit;
 use crate::core::place::parse_place;
 use crate::core::record::{DeadLetter, EventRecord, Operation, Position, Record, Stored};
 use crate::core::spec::{Action, Class, MachineSpec, Quality, Scalar, Tag, Value};
@@ -335,6 +337,16 @@ impl Gate {
         self.0.sinks.iter().map(status).collect()
     }
 
+    /// Since the first of the failures in a row.
+    fn failing_since(&self, sink: &str) -> Option<Stamp> {
+        let mut sinks = self.0.sinks.iter();
+        let (shared, _) = sinks.find(|(shared, _)| shared.name == sink)?;
+        match shared.state().circuit {
+            Circuit::Ok => None,
+            Circuit::Retrying { since, .. } | Circuit::Stopped { since, .. } => Some(since),
+        }
+    }
+
     async fn status_now(&self) -> Status {
         let snapshot = self.ask(Message::Snapshot).await;
         let now = self.0.clock.now();
@@ -405,7 +417,12 @@ impl Gate {
                 read_only: shared.spec.read_only,
                 link: machine.link.name().to_owned(),
                 since: machine.since,
-                reason: machine.reason,
+                reason: match &shared.spec.owner {
+                    owner if *owner != self.0.gateway => {
+                        format!("not connected: commanded by {owner:?}")
+                    }
+                    _ => machine.reason,
+                },
                 in_flight: machine.in_flight,
                 queued: machine.queued,
                 held: machine.held,
@@ -451,7 +468,7 @@ impl Gate {
             .map(|sink| Alarm {
                 code: "sink_not_taking".into(),
                 severity: "warning".into(),
-                since: status.now,
+                since: self.failing_since(&sink.name).unwrap_or(status.now),
                 text: format!("sink {}: {}", sink.name, sink.state),
                 mend: "events wait in the journal and are sent by themselves; see holdfast sinks"
                     .into(),
@@ -482,49 +499,6 @@ impl Gate {
                 mend: "holdfast ops --state held, then approve, cancel or reissue".into(),
             });
         }
-    }
-}
-
-/// How bad an alarm is, and what to do.
-fn mend(code: &str) -> (&'static str, &'static str) {
-    match code {
-        "recovery_mode" => (
-            "critical",
-            "stop the gateway, then holdfast journal check DIR and holdfast journal salvage DIR",
-        ),
-        "foreign_journal" => (
-            "critical",
-            "make sure that the other computer is off, stop this gateway, then holdfast journal adopt DIR --reason …",
-        ),
-        "telemetry_dropped" => (
-            "warning",
-            "see holdfast sinks for what is not taken; which keys were dropped is told when there is room",
-        ),
-        "journal_full" => (
-            "critical",
-            "free disk space, or see holdfast sinks for what is not taken",
-        ),
-        "events_not_taken" => (
-            "critical",
-            "make room in the journal: see holdfast sinks for what is not taken",
-        ),
-        "source_unclear" => (
-            "warning",
-            "compare the device's numbers with this [[event]] in the machine's file",
-        ),
-        "identity_mismatch" => (
-            "critical",
-            "check which device answers at this address, or correct [gate] identity in the machine's file",
-        ),
-        "sink_stopped" => (
-            "critical",
-            "mend what it says, then holdfast sinks NAME resume; nothing is lost meanwhile, events wait in the journal",
-        ),
-        "link_down" => (
-            "warning",
-            "check power, cable and address; it is tried again by itself",
-        ),
-        _ => ("info", "see holdfast events"),
     }
 }
 

@@ -2,6 +2,7 @@
 //! May call: core, journal, and the channels of the other tasks.
 //! Never: perform an effect whose record is not durable (SEND-01, REC-01); go on after a failed commit.
 
+use super::alarm_log::AlarmLog;
 use super::clock::Clock;
 use super::machine_task::Errand;
 use super::progress::{BEAT_MS_MAX, Beat};
@@ -194,6 +195,7 @@ struct Round {
     corrected: Vec<(EventKey, oneshot::Sender<EventKey>)>,
     /// What errands came to that nobody took, for the next round.
     returned: Vec<Input>,
+    told: AlarmLog,
     next_token: u64,
     commits: u64,
     busy: bool,
@@ -213,6 +215,7 @@ impl Engine {
             kept: Vec::new(),
             corrected: Vec::new(),
             returned: Vec::new(),
+            told: AlarmLog::default(),
             next_token: 0,
             commits: 0,
             busy: false,
@@ -488,6 +491,7 @@ impl Engine {
             record_points(&blocks, "durable");
         }
         self.core.committed();
+        round.told.tell(self.core.alarms());
         for effect in effects {
             self.perform(round, effect);
         }
@@ -638,8 +642,7 @@ impl Engine {
             MachineSnapshot {
                 name: machine.spec.name.clone(),
                 link: machine.link,
-                // Attempts to reconnect do not begin the outage anew.
-                since: machine.down_since.unwrap_or(machine.since),
+                since: machine.since,
                 reason: machine.reason.clone(),
                 in_flight: machine.in_flight.clone(),
                 queued: machine.waiting.len(),

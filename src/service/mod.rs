@@ -2,6 +2,7 @@
 //! May call: every room but cli and simulator.
 //! Never: decide about an operation; touch the journal before the configuration is valid.
 
+mod alarm_log;
 pub mod backend;
 pub mod clock;
 pub mod computer;

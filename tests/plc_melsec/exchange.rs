@@ -4,7 +4,7 @@
 
 use crate::rig::{
     Form, PATIENT_MS, SHORT_MS, address, connected, counter, cpu, cpu_with, forms, link, program,
-    read, scalar, spec, values, write,
+    read, scalar, spec, values, write, written,
 };
 use holdfast::core::contract::{Job, MailboxRequest, Outcome, Reply};
 use holdfast::core::melsec::{Code, Frame, Remote, Transport};
@@ -59,19 +59,11 @@ async fn every_form_reads_and_writes_words_and_bits() {
         assert_eq!(values(&exchange), expected, "{form:?}");
 
         let wrote = link.run(&write("D200", &[1, 0xFFFF, 3])).await;
-        assert_eq!(
-            wrote.outcome,
-            Outcome::DeviceReplied(Reply::WriteEcho),
-            "{form:?}"
-        );
+        assert_eq!(wrote.outcome, written(), "{form:?}");
         assert_eq!(wrote.bytes_sent, wrote.bytes_total);
         assert!(wrote.bytes_total > 0 && wrote.replied_at.is_some());
         let bits = link.run(&write("M20", &[1, 0, 1])).await;
-        assert_eq!(
-            bits.outcome,
-            Outcome::DeviceReplied(Reply::WriteEcho),
-            "{form:?}"
-        );
+        assert_eq!(bits.outcome, written(), "{form:?}");
         assert_eq!([200, 201, 202].map(|at| device.holding(at)), [1, 0xFFFF, 3]);
         let coils = [20, 21, 22, 23].map(|at| device.coil(at));
         assert_eq!(coils, [true, false, true, false], "{form:?}");
@@ -439,7 +431,9 @@ async fn a_remote_order_is_done_when_the_operating_state_says_so() {
         let mut link = connected(form, cpu.address(), PATIENT_MS).await;
         for (order, state) in [(Remote::Stop, 2), (Remote::Pause, 3), (Remote::Run, 0)] {
             let done = link.run(&Job::Remote(order)).await;
-            let replied = Outcome::DeviceReplied(Reply::WriteEcho);
+            let name = order.name().to_uppercase();
+            let by = format!("SD203 read back {state} ({name})");
+            let replied = Outcome::DeviceReplied(Reply::Confirmed { by });
             assert_eq!(done.outcome, replied, "{form:?} {order:?}");
             assert_eq!(device.operating_state(), state);
         }
@@ -462,7 +456,11 @@ async fn a_run_that_the_switch_holds_back_is_not_called_done() {
     .await;
     let mut link = connected(PLAIN, cpu.address(), SHORT_MS * 4).await;
     let stop = link.run(&Job::Remote(Remote::Stop)).await;
-    assert_eq!(stop.outcome, Outcome::DeviceReplied(Reply::WriteEcho));
+    let by = "SD203 read back 2 (STOP)".into();
+    assert_eq!(
+        stop.outcome,
+        Outcome::DeviceReplied(Reply::Confirmed { by })
+    );
     let run = link.run(&Job::Remote(Remote::Run)).await;
     match run.outcome {
         Outcome::DeviceUnclear(code) => {
@@ -492,7 +490,7 @@ async fn what_waited_behind_a_dead_cable_does_not_arrive_later() {
     device.freeze(false);
     let mut again = connected(PLAIN, cpu.address(), PATIENT_MS).await;
     let wrote = again.run(&write("D10", &[2])).await;
-    assert_eq!(wrote.outcome, Outcome::DeviceReplied(Reply::WriteEcho));
+    assert_eq!(wrote.outcome, written());
     let only = device
         .wait_for(Duration::from_secs(5), |d| d.effects() == 1)
         .await;

@@ -2,8 +2,8 @@
 //! May call: the rig, the simulator, tests/peers, target/venv.
 //! Never: call our own two sides proof of each other.
 
-use crate::rig::{Form, PATIENT_MS, SHORT_MS, connected, cpu, read, values, write};
-use holdfast::core::contract::{Outcome, Reply};
+use crate::rig::{Form, PATIENT_MS, SHORT_MS, connected, cpu, read, values, write, written};
+use holdfast::core::contract::Outcome;
 use holdfast::core::melsec::{Code, Frame, Transport};
 use holdfast::core::spec::{DataType, Value};
 use std::io::{BufRead as _, BufReader};
@@ -97,7 +97,7 @@ async fn round_trip(form: Form, at: SocketAddr, word: &str) {
         ("M5", &[1, 0, 1]),
     ] {
         let wrote = link.run(&write(place, words)).await;
-        let replied = Outcome::DeviceReplied(Reply::WriteEcho);
+        let replied = written();
         assert_eq!(wrote.outcome, replied, "{form:?} {place}");
     }
     let job = read(&[

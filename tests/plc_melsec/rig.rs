@@ -37,6 +37,12 @@ pub(crate) fn forms() -> Vec<Form> {
     forms
 }
 
+/// What a write comes to that the CPU says is done.
+pub(crate) fn written() -> Outcome {
+    let by = "the device answered: end code 0000".into();
+    Outcome::DeviceReplied(Reply::Confirmed { by })
+}
+
 pub(crate) fn program(form: Form) -> McProgram {
     McProgram {
         frame: match form.0 {

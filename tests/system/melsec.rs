@@ -82,6 +82,8 @@ async fn a_remote_stop_is_a_mode_change_that_sd203_confirms() {
         rig.start_up().await;
         let (_, halted) = rig.submit_wait(&rig.request("H1", "halt", json!({}))).await;
         assert_eq!(halted["state"], "completed", "{halted}");
+        let proof = "SD203 read back 2 (STOP)";
+        assert!(halted.to_string().contains(proof), "{halted}");
         assert_eq!(rig.device.operating_state(), 2);
         let (_, running) = rig.submit_wait(&rig.request("G1", "go", json!({}))).await;
         let expected = if switch_stop {

@@ -49,6 +49,10 @@ async fn a_machine_of_another_gateway_is_named_with_its_owner_and_left_alone() {
         "{answer}"
     );
     assert_eq!(answer["owner"], "gw-line9");
+    let (_, machine) = rig.get("/v1/machines/press-1").await;
+    let link = &machine["link"];
+    assert_eq!(link["state"], "down", "{machine}");
+    assert_eq!(link["reason"], "not connected: commanded by \"gw-line9\"");
     let (status, _) = rig.get("/v1/operations/OP7").await;
     assert_eq!(status, 404, "nothing is recorded");
     assert!(
