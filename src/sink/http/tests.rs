@@ -535,6 +535,34 @@ async fn refused_events_of_a_place_that_goes_away_are_not_given_up() {
     );
 }
 
+// covers: FWD-01
+#[tokio::test]
+async fn a_place_that_has_no_time_for_the_control_event_stops_nothing() {
+    let mut asked_before = 0;
+    let (url, _) = server(move |asked| {
+        asked_before += 1;
+        match asked_before {
+            1 => results(asked, |_| "accepted"),
+            2 => problem(400, json!({"detail": "odd"})),
+            _ => answer(503, "text/plain", "Retry-After: 7\r\n", "busy"),
+        }
+    })
+    .await;
+    let mut lane = lane(&url);
+    assert_eq!(lane.deliver(&events(1..=1)).await, [Verdict::Accepted]);
+    let verdicts = lane.deliver(&events(2..=2)).await;
+    assert!(
+        matches!(
+            &verdicts[..],
+            [Verdict::Retry {
+                after_ms: Some(7_000),
+                ..
+            }]
+        ),
+        "{verdicts:?}"
+    );
+}
+
 // covers: F109, FWD-03
 #[tokio::test]
 async fn half_stored_then_500_then_409_ends_with_each_stored_once_and_nothing_left() {
