@@ -21,7 +21,7 @@ use crate::failpoint;
 use crate::journal::{
     Capacity, CommitError, Damaged, Journal, Pressure, Retention, Sheddable, Usage,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
@@ -59,8 +59,8 @@ pub enum Message {
     Durable(Box<Input>, oneshot::Sender<()>),
     /// Make a record durable, then say so.
     Keep(Box<Record>, oneshot::Sender<()>),
-    /// Mend a dead letter, then say under which key.
-    Correct(Box<Correction>, oneshot::Sender<EventKey>),
+    /// Mend a dead letter, then say under which key; `None`: it does not stand any more.
+    Correct(Box<Correction>, oneshot::Sender<Option<EventKey>>),
     /// The configuration was read again and passed every check.
     Reconfigure(
         Vec<Arc<MachineSpec>>,
@@ -196,7 +196,9 @@ struct Round {
     waiters: HashMap<Token, oneshot::Sender<Answer>>,
     ended: HashMap<OperationId, Vec<oneshot::Sender<()>>>,
     kept: Vec<oneshot::Sender<()>>,
-    corrected: Vec<(EventKey, oneshot::Sender<EventKey>)>,
+    corrected: Vec<(EventKey, oneshot::Sender<Option<EventKey>>)>,
+    /// Dead letters that this round settles, by sink and key.
+    settling: HashSet<(String, EventKey)>,
     /// What errands came to that nobody took, for the next round.
     returned: Vec<Input>,
     told: AlarmLog,
@@ -218,6 +220,7 @@ impl Engine {
             ended: HashMap::new(),
             kept: Vec::new(),
             corrected: Vec::new(),
+            settling: HashSet::new(),
             returned: Vec::new(),
             told: AlarmLog::default(),
             next_token: 0,
@@ -397,6 +400,14 @@ impl Engine {
                 self.decide(now, *input)
             }
             Message::Correct(correction, reply) => {
+                // Decided here, where one comes after the other: two who mend one letter at once would make two
+                // corrections of it.
+                let letter = &correction.letter;
+                let letter = (letter.sink.clone(), letter.event.key.clone());
+                if !self.stands(&letter) || !round.settling.insert(letter) {
+                    let _ = reply.send(None);
+                    return None;
+                }
                 let output = self.decide(now, Input::Correct(correction))?;
                 let records = output.blocks.iter().flat_map(|block| &block.records);
                 let key = records.into_iter().find_map(|record| match record {
@@ -427,6 +438,17 @@ impl Engine {
                 round.stop_by = Some(Instant::now() + Duration::from_millis(STOP_MS_MAX));
                 None
             }
+        }
+    }
+
+    /// Whether nobody has settled this dead letter yet.
+    fn stands(&self, (sink, key): &(String, EventKey)) -> bool {
+        match &self.store {
+            Store::Open(journal) => {
+                let letter = journal.reader().dead_letter(sink, key);
+                letter.is_ok_and(|letter| letter.is_some())
+            }
+            Store::ReadOnly(_) => false,
         }
     }
 
@@ -500,8 +522,9 @@ impl Engine {
             self.perform(round, effect);
         }
         for (key, reply) in round.corrected.drain(..) {
-            let _ = reply.send(key);
+            let _ = reply.send(Some(key));
         }
+        round.settling.clear();
         for reply in round.kept.drain(..) {
             let _ = reply.send(());
         }

@@ -6,16 +6,20 @@ use super::backend::Gate;
 use super::engine::Message;
 use super::sink_task::{Resend, SinkErrand};
 use crate::api::backend::{RewindTo, Settlement, SinkAct};
-use crate::core::gateway::{Correction, Refusal};
+use crate::core::gateway::{CORRECTION, Correction, Refusal};
 use crate::core::ids::EventKey;
 use crate::core::intent::InvalidArgument;
 use crate::core::lifecycle::Actor;
 use crate::core::record::{DeadLetter, Position, Record};
+use crate::journal::{ReadError, Reader};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 /// Longest wait for a sink's answer to what a person asks, in milliseconds.
 const ERRAND_MS_MAX: u64 = 20_000;
+/// Events looked at in one step, and their bytes.
+const LOOK_EVENTS_MAX: usize = 1_000;
+const LOOK_BYTES_MAX: usize = 1 << 20;
 
 fn invalid(field: &str, found: impl Into<String>, expected: &str) -> Refusal {
     Refusal::InvalidArgument(InvalidArgument {
@@ -142,6 +146,7 @@ impl Gate {
                 return Err(invalid("qty", "nothing", expected));
             }
         };
+        let letter_key = letter.event.key.to_string();
         let correction = Box::new(Correction {
             letter,
             body,
@@ -150,7 +155,10 @@ impl Gate {
             actor,
         });
         let key = self.ask(|reply| Message::Correct(correction, reply)).await;
-        key.ok_or(Refusal::Stopping)
+        key.ok_or(Refusal::Stopping)?.ok_or_else(|| {
+            let expected = "a dead letter that still stands: this one was settled meanwhile";
+            invalid("key", letter_key, expected)
+        })
     }
 
     pub(super) async fn act_on(
@@ -179,6 +187,7 @@ impl Gate {
             }
             SinkAct::Rewind(to) => {
                 let place = self.place_of(&to).await?;
+                self.nothing_mended_behind(&sink, place).await?;
                 let words = match &to {
                     RewindTo::Key(key) => key.to_string(),
                     RewindTo::Time(us) => crate::core::event::rfc3339(*us),
@@ -202,6 +211,23 @@ impl Gate {
         }
     }
 
+    /// An event whose content was mended has its correction in the books: sent again and taken this time, it would
+    /// count beside it.
+    async fn nothing_mended_behind(&self, sink: &str, place: Position) -> Result<(), Refusal> {
+        let sink = sink.to_owned();
+        let mended = self.read(move |reader| mended_behind(reader, &sink, place));
+        let mended = mended
+            .await
+            .map_err(|error| Refusal::StoreUnavailable(error.to_string()))?;
+        let Some((event, correction)) = mended else {
+            return Ok(());
+        };
+        let expected = format!(
+            "a place behind {event}: correction {correction} stands for it, and it would count beside that"
+        );
+        Err(invalid("to", "a place before a mended event", &expected))
+    }
+
     /// The place before the first event that is to be sent again.
     async fn place_of(&self, to: &RewindTo) -> Result<Position, Refusal> {
         let wanted = to.clone();
@@ -218,6 +244,37 @@ impl Gate {
             (RewindTo::Key(key), None) => Err(invalid("to", key.to_string(), expected)),
             (RewindTo::Key(_), Some(at)) => Ok(before(at)),
             (RewindTo::Time(_), found) => Ok(found.unwrap_or_default()),
+        }
+    }
+}
+
+/// The last event behind `place` that was mended for `sink`, and the correction's key.
+fn mended_behind(
+    reader: &Reader,
+    sink: &str,
+    place: Position,
+) -> Result<Option<(String, String)>, ReadError> {
+    let (mut at, mut last) = (place, None);
+    loop {
+        let page = reader.events(at, LOOK_EVENTS_MAX, LOOK_BYTES_MAX)?;
+        let Some((end, _, _)) = page.last() else {
+            return Ok(last);
+        };
+        at = *end;
+        for (_, event, _) in &page {
+            if event.event_type != CORRECTION {
+                continue;
+            }
+            let said: serde_json::Value = serde_json::from_str(&event.body).unwrap_or_default();
+            let Some(corrects) = said["corrects"].as_str().filter(|_| said["sink"] == sink) else {
+                continue;
+            };
+            let mended = EventKey::parse(corrects).map(|key| reader.position_of(&key));
+            if let Some(Some(mended)) = mended.transpose()?
+                && mended > place
+            {
+                last = Some((corrects.to_owned(), event.key.to_string()));
+            }
         }
     }
 }
