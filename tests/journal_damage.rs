@@ -288,8 +288,10 @@ fn salvage_says_what_was_lost_and_begins_a_new_epoch() {
     assert!(knows(&reader, "op-waits") && knows(&reader, "op-ended"));
     assert_eq!(recovered.open_operations.len(), 1);
     drop((journal, reader));
+    // Nothing was written since: that this journal was salvaged is still to be told.
     let (_, again) = normal(&dir);
-    assert!(again.epoch > recovered.epoch && again.note.is_none());
+    assert!(again.epoch > recovered.epoch);
+    assert!(again.note.unwrap().contains("disk replaced"));
     assert_eq!(again.previous_epoch, recovered.epoch);
 }
 

@@ -393,6 +393,10 @@ impl Link {
                         let by = "the device answered: end code 0000".into();
                         Outcome::DeviceReplied(Reply::Confirmed { by })
                     }
+                    (Outcome::DeviceReplied(Reply::WriteEcho), LinkSpec::C24(_)) => {
+                        let by = "the serial module acknowledged the write (ACK)".into();
+                        Outcome::DeviceReplied(Reply::Confirmed { by })
+                    }
                     (outcome, _) => outcome,
                 };
                 called.exchange(outcome)

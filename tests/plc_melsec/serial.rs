@@ -168,7 +168,10 @@ async fn a_remote_stop_over_a_serial_module_is_seen_in_sd203() {
         let mut link = connected(&c24(line.path(), frame, format)).await;
         for (order, state) in [(Remote::Stop, 2), (Remote::Run, 0), (Remote::Pause, 3)] {
             let outcome = link.run(&Job::Remote(order)).await.outcome;
-            assert!(matches!(outcome, Outcome::DeviceReplied(Reply::WriteEcho)));
+            let Outcome::DeviceReplied(Reply::Confirmed { by }) = &outcome else {
+                panic!("{outcome:?}");
+            };
+            assert!(by.contains(&format!("SD203 read back {state}")), "{by}");
             assert_eq!(line.device().operating_state(), state);
         }
     }

@@ -210,7 +210,7 @@ async fn over_tls_the_server_is_verified_by_authority_and_name() {
     }
     for (ca, says) in [
         ("ca.key", "no certificate"),
-        ("missing", "put the file there"),
+        ("missing", "expected certificates as PEM"),
     ] {
         let verdicts = deliver(&mut to("https", "localhost", Some(ca)), &events(4..=4)).await;
         assert!(
