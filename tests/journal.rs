@@ -59,6 +59,22 @@ fn a_second_gateway_is_refused_and_told_who_runs() {
     );
 }
 
+// covers: EVT-02, F133
+#[test]
+fn starts_that_know_nothing_of_each_other_stand_in_the_order_of_their_time() {
+    let mut before = Epoch(0);
+    for n in 0..20 {
+        let home = tempfile::tempdir().unwrap();
+        let mut options = options(home.path());
+        options.now = now_at(BASE_US + n * 4_000);
+        let Opened::Normal(_, begun) = open(options).unwrap() else {
+            panic!("damaged");
+        };
+        assert!(begun.epoch > before, "{} after {before}", begun.epoch);
+        before = begun.epoch;
+    }
+}
+
 // covers: REC-05
 #[test]
 fn an_older_journal_is_taken_as_it_is_and_marked_so_that_an_older_program_refuses_it() {

@@ -27,7 +27,9 @@ use tokio::sync::watch;
 /// would look like damage.
 const OPEN_FREE_BYTES_MIN: u64 = 2 * store::SEGMENT_BYTES as u64;
 /// Low bits of a drawn epoch that are random.
-const EPOCH_RANDOM_BITS: u32 = 30;
+const EPOCH_RANDOM_BITS: u32 = 20;
+/// Bits above them that count parts of a second: starts a millisecond apart stand in their order.
+const EPOCH_PART_BITS: u32 = 10;
 
 /// Opens the journal in `options.dir`, or creates it.
 ///
@@ -145,20 +147,32 @@ fn create(options: &Options) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// The epoch of a start: from wall time, never before the build, random in its low bits, and above
-/// `known`. What was given out after this state was saved cannot be read from it, if the disk was set
-/// back; wall time goes on, and the random bits tell two starts from the same state apart.
+/// The epoch of a start: from wall time, random in its low bits, and above `known`. What was given out after this
+/// state was saved cannot be read from it, if the disk was set back; wall time goes on, and the random bits tell two
+/// starts from the same state apart. A clock from before the build stands for nothing, and more bits are random.
 pub(super) fn draw_epoch(options: &Options, known: u64) -> Result<u64, OpenError> {
-    let wall_us = options.now.wall_us.max(options.build_wall_us).max(0);
-    let seconds = u64::try_from(wall_us).unwrap_or(0) / 1_000_000;
+    let goes = options.now.wall_us >= options.build_wall_us;
+    let wall_us = u64::try_from(options.now.wall_us.max(options.build_wall_us)).unwrap_or(0);
+    let (seconds, part_us) = (wall_us / 1_000_000, wall_us % 1_000_000);
     let mut random = [0; 8];
     fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
-    let low = u64::from_le_bytes(random) & ((1 << EPOCH_RANDOM_BITS) - 1);
-    let drawn = (seconds << EPOCH_RANDOM_BITS | low) & (u64::MAX >> 1);
+    let random_bits = if goes {
+        EPOCH_RANDOM_BITS
+    } else {
+        EPOCH_RANDOM_BITS + EPOCH_PART_BITS
+    };
+    let low = u64::from_le_bytes(random) & ((1 << random_bits) - 1);
+    let part = if goes {
+        (part_us << EPOCH_PART_BITS) / 1_000_000
+    } else {
+        0
+    };
+    let ticks = seconds << EPOCH_PART_BITS | part;
+    let drawn = (ticks << EPOCH_RANDOM_BITS | low) & (u64::MAX >> 1);
     Ok(if drawn > known {
         drawn
     } else {
-        // A clock that went back: stay above, and still unlikely to meet another's.
+        // The same moment, or a clock that went back: stay above, and still unlikely to meet another's.
         (known + 1 + low) & (u64::MAX >> 1)
     })
 }
@@ -354,7 +368,7 @@ impl Loaded {
                 continue;
             }
             let (head, body) = store::assemble(&log, &key, &value).map_err(damage)?;
-            store::touch(&log, &key, &value).map_err(damage)?;
+            store::touch(&log, &key, value.len()).map_err(damage)?;
             let through = hollow::through(&head, &body).map_err(damage)?;
             if head.no <= self.last && runs.last().is_some_and(|(_, to)| through <= *to) {
                 // A run took it in, and was cut short before it was removed.
