@@ -320,8 +320,8 @@ pub(super) fn get(tree: &sled::Tree, key: &[u8]) -> Result<Option<(Head, Vec<u8>
 
 /// Lets the page cache notice that it is over its limit while the log is read from end to end: it counts
 /// accesses in batches, per shard, and a pass over few large pages would never complete one.
-pub(super) fn touch(log: &sled::Tree, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
-    if is_large(value) {
+pub(super) fn touch(log: &sled::Tree, key: &[u8], bytes: usize) -> Result<(), StoreError> {
+    if bytes >= LARGE_BYTES_MIN {
         for _ in 0..TOUCHES_COUNT {
             log.contains_key(key)?;
         }
