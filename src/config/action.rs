@@ -10,6 +10,7 @@ use super::reader::{Node, Table};
 use crate::core::intent::{RawValue, check_value, type_range};
 use crate::core::mailbox::PARAMETER_WORDS_MAX;
 use crate::core::melsec::Remote;
+use crate::core::place::Notation;
 use crate::core::spec::{
     Action, Address, ArgSpec, ArgValue, Class, DataType, DoneSpec, Scalar, WordOrder,
 };
@@ -201,7 +202,7 @@ fn remote_action(
             None,
         );
     }
-    if let Dialect::Melsec { one_c: true, .. } = node.doc.dialect.get() {
+    if let Dialect::Melsec(Notation { one_c: true, .. }) = node.doc.dialect.get() {
         return node.wrong("write: 1C frames carry no remote operation here", None);
     }
     if class != Class::ModeChange {
@@ -315,7 +316,7 @@ fn write_action<'a>(
 fn bits_only(node: &Node<'_>, args: &[ArgSpec], request_id: bool, context: &Context<'_>) -> bool {
     let (bit, words) = match node.doc.dialect.get() {
         Dialect::Modbus => ("coil", "holding"),
-        Dialect::Melsec { .. } => ("bit device", "a word device such as D"),
+        Dialect::Melsec(_) => ("bit device", "a word device such as D"),
     };
     let wide = args.iter().find(|arg| arg.data_type != DataType::Bool);
     let bits = args.iter().any(|arg| arg.data_type == DataType::Bool);

@@ -7,6 +7,7 @@ use super::reader::{Node, Table};
 use crate::board::{BoardProfile, SerialPort};
 use crate::core::c24::{C24Format, C24Frame, C24Link, C24Route};
 use crate::core::melsec::{Code, Family, Frame, McLink, Route, Transport};
+use crate::core::place::Notation;
 use crate::core::serial::{ModbusRtu, Parity, SerialLine, Way};
 use crate::core::spec::{LinkSpec, ModbusTcp};
 use rust_decimal::prelude::ToPrimitive;
@@ -340,11 +341,11 @@ fn c24(table: &Table<'_>, frame: C24Frame, way: Option<Way>) -> Option<C24Link> 
     let most = c24_words_max(frame);
     let words = number(table, "read_words_max", 1, most.into());
     // What is still missing is the one thing to say.
-    table.doc.dialect.set(Dialect::Melsec {
+    table.doc.dialect.set(Dialect::Melsec(Notation {
         family: family.unwrap_or(Family::Q),
         code: format.map_or(Code::Binary, C24Format::code),
         one_c: frame == C24Frame::C1,
-    });
+    }));
     if let (Some(C24Format::F5), Some(node)) = (format, table.get("data_bits"))
         && node.as_integer() == Some(7)
     {
@@ -408,11 +409,11 @@ fn mc(table: &Table<'_>, frame: Frame) -> Option<McLink> {
     let times = times(table);
     let words = number(table, "read_words_max", 1, MC_WORDS_MAX.into());
     // With a family that is still missing, its absence is the one thing to say.
-    table.doc.dialect.set(Dialect::Melsec {
+    table.doc.dialect.set(Dialect::Melsec(Notation {
         family: family.unwrap_or(Family::Q),
         code,
         one_c: false,
-    });
+    }));
     let (host, port) = place?;
     Some(McLink {
         host,

@@ -5,7 +5,8 @@
 use super::problem::{Dialect, Doc};
 use super::reader::{Node, Table};
 use crate::core::intent::{parse_number, type_range};
-use crate::core::melsec::{Code, Device, Family, Kind};
+use crate::core::melsec::{Device, Kind};
+use crate::core::place::{AREAS, Notation, TYPES, Unfit};
 use crate::core::spec::{Address, Area, DataType, ModbusArea, Scalar, Value, WordOrder};
 use rust_decimal::Decimal;
 use rust_decimal::prelude::ToPrimitive;
@@ -14,17 +15,8 @@ use unicode_normalization::UnicodeNormalization;
 
 /// Longest name of a machine, tag, command, argument, group or sink, in characters.
 pub const NAME_CHARS_MAX: usize = 64;
-/// Characters of a device and its number in a 1C frame.
-const ONE_C_CHARS_MAX: usize = 5;
 /// Longest text value: what one read request carries, in bytes.
 const TEXT_BYTES_MAX: u16 = 250;
-
-const AREAS: &[ModbusArea] = &[
-    ModbusArea::Coil,
-    ModbusArea::Discrete,
-    ModbusArea::Input,
-    ModbusArea::Holding,
-];
 
 /// A name that goes into URLs and event keys: ASCII.
 pub(super) fn plain_name(node: &Node<'_>) -> Option<String> {
@@ -67,11 +59,7 @@ pub(super) fn address(node: &Node<'_>) -> Option<Address> {
     let text = node.text()?;
     match node.doc.dialect.get() {
         Dialect::Modbus => modbus_address(node, text),
-        Dialect::Melsec {
-            family,
-            code,
-            one_c,
-        } => melsec_address(node, text, family, code).filter(|at| !one_c || one_c_has(node, *at)),
+        Dialect::Melsec(notation) => melsec_address(node, text, notation),
     }
 }
 
@@ -82,8 +70,8 @@ pub(super) fn within(doc: &Doc, word: u16) -> Address {
             area: ModbusArea::Holding,
             offset: word,
         },
-        Dialect::Melsec { family, .. } => Address::Melsec {
-            device: Device::of(Kind::D, family),
+        Dialect::Melsec(notation) => Address::Melsec {
+            device: Device::of(Kind::D, notation.family),
             number: word.into(),
         },
     }
@@ -93,27 +81,8 @@ pub(super) fn within(doc: &Doc, word: u16) -> Address {
 pub(super) fn example(doc: &Doc) -> &'static str {
     match doc.dialect.get() {
         Dialect::Modbus => "an address such as \"holding:100\"",
-        Dialect::Melsec { .. } => "an address such as \"D100\"",
+        Dialect::Melsec(_) => "an address such as \"D100\"",
     }
-}
-
-/// Whether a place has a form in a 1C frame: five characters, and no device that the A series did not have.
-fn one_c_has(node: &Node<'_>, at: Address) -> bool {
-    use Kind::{B, Cc, Cn, Cs, D, F, L, M, R, Tc, Tn, Ts, W, X, Y};
-    let Address::Melsec { device, number } = at else {
-        return false;
-    };
-    let kinds = [X, Y, M, L, B, F, Ts, Tc, Tn, Cs, Cc, Cn, D, W, R];
-    let fits = kinds.contains(&device.kind) && device.place(number).len() <= ONE_C_CHARS_MAX;
-    if !fits {
-        let expected =
-            "a place of five characters at most, of a device that 1C knows, such as D9999";
-        node.wrong::<()>(
-            expected,
-            Some("use a 3C or 4C frame if the module can".into()),
-        );
-    }
-    fits
 }
 
 fn modbus_address(node: &Node<'_>, text: &str) -> Option<Address> {
@@ -139,32 +108,34 @@ fn modbus_address(node: &Node<'_>, text: &str) -> Option<Address> {
     }
 }
 
-fn melsec_address(node: &Node<'_>, text: &str, family: Family, code: Code) -> Option<Address> {
-    let (device, number) = match Device::parse(text, family) {
+fn melsec_address(node: &Node<'_>, text: &str, notation: Notation) -> Option<Address> {
+    let (device, number) = match Device::parse(text, notation.family) {
         Ok(found) => found,
         Err(expected) => return node.wrong(expected, None),
     };
-    let octal = matches!(device.kind, Kind::X | Kind::Y | Kind::Dx | Kind::Dy);
-    let unsure = device.kind == Kind::Zr || (octal && family == Family::Fx5);
-    if code == Code::Ascii && unsure {
-        node.problem(
-            format!("{} in ASCII", device.place(number)),
-            format!(
-                "another device: the sources disagree on how {} is numbered in ASCII on family {}",
-                device.kind.name(),
-                family.name()
-            ),
-            Some("set the port and code to binary".into()),
-        );
-        return None;
-    }
-    if code == Code::Ascii && device.place(number).len() > device.kind.name().len() + 6 {
-        return node.wrong(
+    match notation.fits(device, number) {
+        Ok(()) => Some(Address::Melsec { device, number }),
+        Err(Unfit::Disputed) => {
+            node.problem(
+                format!("{} in ASCII", device.place(number)),
+                format!(
+                    "another device: the sources disagree on how {} is numbered in ASCII on family {}",
+                    device.kind.name(),
+                    notation.family.name()
+                ),
+                Some("set the port and code to binary".into()),
+            );
+            None
+        }
+        Err(Unfit::TooLong) => node.wrong(
             "a number of at most six digits, all that ASCII carries",
             None,
-        );
+        ),
+        Err(Unfit::NotIn1C) => node.wrong(
+            "a place of five characters at most, of a device that 1C knows, such as D9999",
+            Some("use a 3C or 4C frame if the module can".into()),
+        ),
     }
-    Some(Address::Melsec { device, number })
 }
 
 /// A reference number of a manual, such as 40101, as an address.
@@ -182,18 +153,8 @@ fn modicon_hint(number: u32) -> String {
 
 /// The type named by a node: `u16`, `string(20)` …
 pub(super) fn data_type(node: &Node<'_>) -> Option<DataType> {
-    let simple = [
-        ("bool", DataType::Bool),
-        ("i16", DataType::I16),
-        ("u16", DataType::U16),
-        ("i32", DataType::I32),
-        ("u32", DataType::U32),
-        ("i64", DataType::I64),
-        ("u64", DataType::U64),
-        ("f32", DataType::F32),
-        ("f64", DataType::F64),
-        ("string(n)", DataType::Text(0)),
-    ];
+    let mut simple = TYPES.to_vec();
+    simple.push(("string(n)", DataType::Text(0)));
     let inner = node
         .as_text()
         .and_then(|text| text.strip_prefix("string(")?.strip_suffix(')'));
@@ -223,7 +184,7 @@ pub(super) fn word_order(table: &Table<'_>) -> WordOrder {
 fn default_order(doc: &Doc) -> WordOrder {
     match doc.dialect.get() {
         Dialect::Modbus => WordOrder::HighFirst,
-        Dialect::Melsec { .. } => WordOrder::LowFirst,
+        Dialect::Melsec(_) => WordOrder::LowFirst,
     }
 }
 

@@ -2,7 +2,7 @@
 //! May call: nothing of this crate.
 //! Never: stop at the first problem; guess an encoding and go on.
 
-use crate::core::melsec::{Code, Family};
+use crate::core::place::Notation;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Range;
@@ -64,14 +64,7 @@ pub(super) enum Dialect {
     #[default]
     Modbus,
     /// A device and its number.
-    Melsec {
-        /// Decides the number's radix.
-        family: Family,
-        /// In ASCII some devices have no agreed form.
-        code: Code,
-        /// 1C has fewer devices, and five characters for a place.
-        one_c: bool,
-    },
+    Melsec(Notation),
 }
 
 impl Doc {

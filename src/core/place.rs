@@ -2,17 +2,25 @@
 //! May call: spec, melsec.
 //! Never: guess a table or a device that was not named.
 
+use super::c24::C24Frame;
 use super::melsec::{Code, Device, Family, Kind};
 use super::spec::{Address, DataType, LinkSpec, ModbusArea, Scalar};
 
-const AREAS: [ModbusArea; 4] = [
+/// Characters of a place in a 1C frame.
+const ONE_C_CHARS_MAX: usize = 5;
+/// Digits of a device's number in ASCII.
+const ASCII_DIGITS_MAX: usize = 6;
+
+/// The tables of Modbus.
+pub const AREAS: [ModbusArea; 4] = [
     ModbusArea::Coil,
     ModbusArea::Discrete,
     ModbusArea::Input,
     ModbusArea::Holding,
 ];
 
-const TYPES: [(&str, DataType); 9] = [
+/// The types that one name stands for.
+pub const TYPES: [(&str, DataType); 9] = [
     ("bool", DataType::Bool),
     ("i16", DataType::I16),
     ("u16", DataType::U16),
@@ -24,6 +32,72 @@ const TYPES: [(&str, DataType); 9] = [
     ("f64", DataType::F64),
 ];
 
+/// How a link writes a MELSEC device and its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notation {
+    /// Decides the number's radix.
+    pub family: Family,
+    /// In ASCII some devices have no agreed form.
+    pub code: Code,
+    /// 1C has fewer devices, and five characters for a place.
+    pub one_c: bool,
+}
+
+/// Why a place cannot be asked for over a link, though the device has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
+    /// The sources disagree on how the device is numbered in ASCII.
+    Disputed,
+    /// More digits than ASCII carries.
+    TooLong,
+    /// A 1C frame has no form for it.
+    NotIn1C,
+}
+
+impl Notation {
+    /// That of `link`; `None` over Modbus.
+    #[must_use]
+    pub fn of(link: &LinkSpec) -> Option<Self> {
+        match link {
+            LinkSpec::ModbusTcp(_) | LinkSpec::ModbusRtu(_) => None,
+            LinkSpec::Mc(link) => Some(Self {
+                family: link.family,
+                code: link.code,
+                one_c: false,
+            }),
+            LinkSpec::C24(link) => Some(Self {
+                family: link.family,
+                code: link.format.code(),
+                one_c: link.frame == C24Frame::C1,
+            }),
+        }
+    }
+
+    /// Whether the link can ask for this place.
+    ///
+    /// # Errors
+    /// [`Unfit`]
+    pub fn fits(self, device: Device, number: u32) -> Result<(), Unfit> {
+        use Kind::{B, Cc, Cn, Cs, D, F, L, M, R, Tc, Tn, Ts, W, X, Y};
+        let place = device.place(number);
+        let in_octal = matches!(device.kind, X | Y | Kind::Dx | Kind::Dy);
+        let is_disputed = device.kind == Kind::Zr || (in_octal && self.family == Family::Fx5);
+        if self.code == Code::Ascii && is_disputed {
+            return Err(Unfit::Disputed);
+        }
+        if self.code == Code::Ascii && place.len() > device.kind.name().len() + ASCII_DIGITS_MAX {
+            return Err(Unfit::TooLong);
+        }
+        // Five characters, and no device that the A series did not have.
+        let of_a_series =
+            [X, Y, M, L, B, F, Ts, Tc, Tn, Cs, Cc, Cn, D, W, R].contains(&device.kind);
+        if self.one_c && !(of_a_series && place.len() <= ONE_C_CHARS_MAX) {
+            return Err(Unfit::NotIn1C);
+        }
+        Ok(())
+    }
+}
+
 /// `holding:100`, `D100`, or with a type: `holding:100/f32`. Without one a word is a `u16`, a bit a `bool`.
 #[must_use]
 pub fn parse_place(link: &LinkSpec, text: &str) -> Option<Scalar> {
@@ -31,10 +105,9 @@ pub fn parse_place(link: &LinkSpec, text: &str) -> Option<Scalar> {
         Some((place, name)) => (place, Some(TYPES.iter().find(|(n, _)| *n == name)?.1)),
         None => (text, None),
     };
-    let address = match link {
-        LinkSpec::ModbusTcp(_) | LinkSpec::ModbusRtu(_) => modbus(place)?,
-        LinkSpec::Mc(link) => melsec(place, link.family, link.code)?,
-        LinkSpec::C24(link) => melsec(place, link.family, link.format.code())?,
+    let address = match Notation::of(link) {
+        None => modbus(place)?,
+        Some(notation) => melsec(place, notation)?,
     };
     let area = address.area();
     let usual = match area.is_bits() {
@@ -61,10 +134,41 @@ fn modbus(text: &str) -> Option<Address> {
     })
 }
 
-/// In ASCII the sources disagree on how some devices are numbered, so that those are refused here as in a file.
-fn melsec(text: &str, family: Family, code: Code) -> Option<Address> {
-    let (device, number) = Device::parse(text, family).ok()?;
-    let octal = matches!(device.kind, Kind::X | Kind::Y | Kind::Dx | Kind::Dy);
-    let unsure = device.kind == Kind::Zr || (octal && family == Family::Fx5);
-    (code == Code::Binary || !unsure).then_some(Address::Melsec { device, number })
+fn melsec(text: &str, notation: Notation) -> Option<Address> {
+    let (device, number) = Device::parse(text, notation.family).ok()?;
+    notation.fits(device, number).ok()?;
+    Some(Address::Melsec { device, number })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_frame_cannot_name_is_asked_for_over_no_link_that_uses_it() {
+        let notation = |code, one_c| Notation {
+            family: Family::Q,
+            code,
+            one_c,
+        };
+        let (binary, ascii, one_c) = (
+            notation(Code::Binary, false),
+            notation(Code::Ascii, false),
+            notation(Code::Ascii, true),
+        );
+        let fits = |notation: Notation, text: &str| {
+            let (device, number) = Device::parse(text, Family::Q).unwrap();
+            notation.fits(device, number)
+        };
+        for (text, in_binary, in_ascii, in_1c) in [
+            ("D100", Ok(()), Ok(()), Ok(())),
+            ("D10000", Ok(()), Ok(()), Err(Unfit::NotIn1C)),
+            ("ZR100", Ok(()), Err(Unfit::Disputed), Err(Unfit::Disputed)),
+            ("D1000000", Ok(()), Err(Unfit::TooLong), Err(Unfit::TooLong)),
+            ("SM400", Ok(()), Ok(()), Err(Unfit::NotIn1C)),
+        ] {
+            let found = (fits(binary, text), fits(ascii, text), fits(one_c, text));
+            assert_eq!(found, (in_binary, in_ascii, in_1c), "{text}");
+        }
+    }
 }
