@@ -7,8 +7,58 @@ use super::metered::Skip;
 /// A transceiver that turns around late may swallow so many bytes at the front of a local echo.
 const BYTES_LOST_MAX: usize = 2;
 
+/// The request under way, on a line that may give its bytes back before the reply.
+pub(super) struct Asked {
+    echo: bool,
+    frame_bytes_max: usize,
+    request: Option<Vec<u8>>,
+    /// Its own bytes are still to come back.
+    echo_due: bool,
+}
+
+impl Asked {
+    pub(super) fn new(echo: bool, frame_bytes_max: usize) -> Self {
+        Self {
+            echo,
+            frame_bytes_max,
+            request: None,
+            echo_due: false,
+        }
+    }
+
+    pub(super) fn nothing(&mut self) {
+        self.request = None;
+    }
+
+    pub(super) fn set(&mut self, request: &[u8]) {
+        self.request = Some(request.to_vec());
+        self.echo_due = self.echo;
+    }
+
+    /// The request whose reply may come now.
+    pub(super) fn replied(&self) -> Option<&[u8]> {
+        self.request.as_deref().filter(|_| !self.echo_due)
+    }
+
+    /// The request that `bytes` may be a reply to; else what becomes of them.
+    pub(super) fn expects(&mut self, bytes: &[u8]) -> Result<&[u8], Skip> {
+        let Some(request) = &self.request else {
+            return Err(match bytes.len() {
+                0 => Skip::Nothing,
+                all => Skip::Noise(all, "bytes came that nobody had asked for".into()),
+            });
+        };
+        if self.echo_due {
+            let skip = skip(request, bytes, self.frame_bytes_max);
+            self.echo_due = !matches!(skip, Skip::Echo(_));
+            return Err(skip);
+        }
+        Ok(request)
+    }
+}
+
 /// Skips to the end of the request's own bytes.
-pub(super) fn skip(request: &[u8], bytes: &[u8], frame_bytes_max: usize) -> Skip {
+fn skip(request: &[u8], bytes: &[u8], frame_bytes_max: usize) -> Skip {
     for lost in 0..=BYTES_LOST_MAX.min(request.len().saturating_sub(1)) {
         let own = &request[lost..];
         if let Some(at) = bytes.windows(own.len()).position(|part| part == own) {

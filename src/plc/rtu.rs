@@ -6,7 +6,7 @@
 //! The frames are not tokio-modbus's: as tried, its RTU codec takes the reply to an abandoned request for the
 //! next one's, compares neither byte count nor echo, knows no local echo, and has a broadcast wait for ever.
 
-use super::echo;
+use super::echo::{self, Asked};
 use super::exchange::{Ask, Codec, End};
 use super::matching::hex;
 use super::metered::{Fit, Framing, Skip};
@@ -158,47 +158,33 @@ pub(super) fn unit_of_sound_frame(bytes: &[u8]) -> Option<u8> {
 
 /// The frames of Modbus RTU, as one unit's requests see them.
 pub(super) struct RtuFraming {
-    echo: bool,
-    /// The request under way.
-    asked: Option<Vec<u8>>,
-    /// Its own bytes are still to come back.
-    echo_due: bool,
+    asked: Asked,
 }
 
 impl RtuFraming {
     pub(super) fn new(echo: bool) -> Self {
         Self {
-            echo,
-            asked: None,
-            echo_due: false,
+            asked: Asked::new(echo, FRAME_BYTES_MAX),
         }
     }
 }
 
 impl Framing for RtuFraming {
     fn begin(&mut self, _: u16) {
-        self.asked = None;
+        self.asked.nothing();
     }
     fn outgoing(&mut self, request: &mut [u8]) -> Result<(), String> {
         if request.len() < ECHO_BYTES {
             return Err("no whole frame".to_owned());
         }
-        self.asked = Some(request.to_vec());
-        self.echo_due = self.echo;
+        self.asked.set(request);
         Ok(())
     }
     fn skip(&mut self, bytes: &[u8]) -> Result<Skip, String> {
-        let Some(request) = &self.asked else {
-            return Ok(match bytes.len() {
-                0 => Skip::Nothing,
-                all => Skip::Noise(all, "bytes came that nobody had asked for".into()),
-            });
+        let request = match self.asked.expects(bytes) {
+            Ok(request) => request,
+            Err(skip) => return Ok(skip),
         };
-        if self.echo_due {
-            let skip = echo::skip(request, bytes, FRAME_BYTES_MAX);
-            self.echo_due = !matches!(skip, Skip::Echo(_));
-            return Ok(skip);
-        }
         let echoes = matches!(request[1], 5 | 6);
         let mut unsound = false;
         let mut at = 0;
@@ -224,9 +210,9 @@ impl Framing for RtuFraming {
         })
     }
     fn frame_bytes(&self, bytes: &[u8]) -> Result<Option<usize>, String> {
-        let seen = self.asked.as_ref().map(|request| sight(request, bytes));
+        let seen = self.asked.replied().map(|request| sight(request, bytes));
         Ok(match seen {
-            Some(Sight::Reply(length)) if !self.echo_due => Some(length),
+            Some(Sight::Reply(length)) => Some(length),
             _ => None,
         })
     }

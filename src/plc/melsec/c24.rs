@@ -5,7 +5,7 @@
 //! Beside format 2's block number a reply carries no identity of its request: what came late is kept from the
 //! next request by the line's silences, not by anything here.
 
-use super::super::echo;
+use super::super::echo::{self, Asked};
 use super::super::exchange::{Ask, Codec, Coded, End, Proof};
 use super::super::matching::hex;
 use super::super::metered::{Fit, Framing, Skip};
@@ -50,46 +50,32 @@ fn sight(head: &SerialHead, bytes: &[u8]) -> Sight {
 /// The frames of a serial module, as one machine's requests see them.
 pub(super) struct C24Framing {
     head: SerialHead,
-    echo: bool,
-    /// The request under way.
-    asked: Option<Vec<u8>>,
-    /// Its own bytes are still to come back.
-    echo_due: bool,
+    asked: Asked,
 }
 
 impl C24Framing {
     pub(super) fn new(link: &C24Link) -> Self {
         Self {
             head: SerialHead::of(link),
-            echo: link.echo,
-            asked: None,
-            echo_due: false,
+            asked: Asked::new(link.echo, FRAME_BYTES_MAX),
         }
     }
 }
 
 impl Framing for C24Framing {
     fn begin(&mut self, ident: u16) {
-        self.asked = None;
+        self.asked.nothing();
         self.head.block = block(ident);
     }
     fn outgoing(&mut self, request: &mut [u8]) -> Result<(), String> {
-        self.asked = Some(request.to_vec());
-        self.echo_due = self.echo;
+        self.asked.set(request);
         Ok(())
     }
     fn skip(&mut self, bytes: &[u8]) -> Result<Skip, String> {
-        let Some(request) = &self.asked else {
-            return Ok(match bytes.len() {
-                0 => Skip::Nothing,
-                all => Skip::Noise(all, "bytes came that nobody had asked for".into()),
-            });
+        let request = match self.asked.expects(bytes) {
+            Ok(request) => request,
+            Err(skip) => return Ok(skip),
         };
-        if self.echo_due {
-            let skip = echo::skip(request, bytes, FRAME_BYTES_MAX);
-            self.echo_due = !matches!(skip, Skip::Echo(_));
-            return Ok(skip);
-        }
         let mut what = "bytes came that are no reply to this request".to_owned();
         let mut at = 0;
         while at < bytes.len() {
@@ -116,7 +102,7 @@ impl Framing for C24Framing {
     }
     fn frame_bytes(&self, bytes: &[u8]) -> Result<Option<usize>, String> {
         Ok(match sight(&self.head, bytes) {
-            Sight::Reply(length) if self.asked.is_some() && !self.echo_due => Some(length),
+            Sight::Reply(length) if self.asked.replied().is_some() => Some(length),
             _ => None,
         })
     }

@@ -159,7 +159,7 @@ async fn frames_that_others_made_go_through_the_link() {
     }
 }
 
-// covers: SEND-05, F020
+// covers: SEND-05
 #[tokio::test]
 async fn an_echo_is_passed_over_where_it_is_known_and_a_doubt_where_it_is_not() {
     for (frame, format) in [
