@@ -40,6 +40,8 @@ pub(super) struct Memory {
     unclear: Option<String>,
     /// Something of it could not be taken for want of room.
     waited: bool,
+    /// Its ring was read empty behind entries that were taken.
+    emptied: bool,
 }
 
 /// What one reading of a counter said.
@@ -561,8 +563,17 @@ impl Gateway {
             Some((SourceState::Ring(through), _)) => Some(through),
             _ => None,
         };
+        // A PLC that starts may show an empty ring for one reading: if the next is where it stood, nothing happened.
+        let memory = self.source_memory.entry(taken.key()).or_default();
+        let was_emptied = std::mem::replace(&mut memory.emptied, empty);
+        if empty && !was_emptied && matches!(through, Some(Some(_))) {
+            return;
+        }
         let reset = match through {
-            Some(Some(through)) => empty || ring.numbering.follows(through, head) == Follows::Reset,
+            Some(Some(last)) => {
+                (was_emptied && last != head)
+                    || ring.numbering.follows(last, head) == Follows::Reset
+            }
             _ => false,
         };
         let caught_up = match through {

@@ -575,6 +575,13 @@ fn an_entry_that_was_overwritten_while_it_was_read_is_lost_and_not_told() {
     let rest: Vec<_> = (9..=12).map(|n| ring.slot(n)).collect();
     stage.input(ring_read(&stage, 9, rest, 12));
     assert_eq!(told(&stage), (1..=12).collect::<Vec<_>>());
+    // A PLC that starts shows an empty ring once, and then what it had: nothing happened.
+    for number in [0, 12] {
+        let seen = stage.effects.len();
+        stage.input(head(number, &stage));
+        assert_eq!(stage.effects.len(), seen, "nothing is asked for");
+    }
+    assert_eq!(of_type(&stage, "source.reset").count(), 0);
     // It begins anew: numbers from the first on are entries, not a gap of billions.
     stage.input(head(2, &stage));
     assert_eq!(of_type(&stage, "source.reset").count(), 1);
