@@ -195,6 +195,9 @@ impl HttpLane {
             if matches!(outcome, Outcome::TooLarge(_)) && part.len() > 1 {
                 let bytes: usize = items[part.clone()].iter().map(|item| item.json.len()).sum();
                 self.body_bytes_max = (bytes / 2).clamp(BODY_BYTES_MIN, BODY_BYTES_MAX);
+            } else if matches!(outcome, Outcome::Each(_)) {
+                // What refused it may be mended by now: it is found out little by little.
+                self.body_bytes_max = (self.body_bytes_max + BODY_BYTES_MIN).min(BODY_BYTES_MAX);
             }
             match round.take(part, outcome) {
                 Next::Go => {}

@@ -431,6 +431,27 @@ async fn what_is_too_large_is_halved_down_to_the_one_that_is() {
     assert_eq!(log.lock().unwrap().len(), 1);
 }
 
+#[tokio::test]
+async fn after_one_413_requests_grow_again() {
+    let mut asked_before = 0;
+    let (url, _) = server(move |asked| {
+        asked_before += 1;
+        match asked_before {
+            1 => problem(413, json!({"detail": "too large"})),
+            _ => results(asked, |_| "accepted"),
+        }
+    })
+    .await;
+    let mut lane = lane(&url);
+    lane.deliver(&events(1..=10)).await;
+    let least = lane.body_bytes_max;
+    assert!(least < BODY_BYTES_MAX / 50, "{least}");
+    for _ in 0..3 {
+        lane.deliver(&events(1..=1)).await;
+    }
+    assert_eq!(lane.body_bytes_max, least + 3 * BODY_BYTES_MIN);
+}
+
 // covers: FWD-02
 #[tokio::test]
 async fn a_poisoned_event_is_found_and_the_others_are_taken() {
