@@ -212,7 +212,7 @@ pub enum Input {
         /// Events that it will never take.
         dead_letters: Vec<DeadLetter>,
         /// The end of a dead letter that it has now taken.
-        settled: Option<Record>,
+        settled: Vec<Record>,
     },
     /// A sink stands still until a person mends something; `None`: it goes on.
     SinkStopped {
@@ -650,7 +650,8 @@ impl Gateway {
                 for letter in dead_letters {
                     turn.keep(Record::DeadLetter(letter));
                 }
-                turn.kept.extend(settled.map(|record| (None, record)));
+                turn.kept
+                    .extend(settled.into_iter().map(|record| (None, record)));
             }
             Input::SinkStopped { sink, why } => {
                 let text = why.map(|why| format!("sink {sink} stands still: {why}"));

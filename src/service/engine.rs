@@ -40,10 +40,6 @@ const UPKEEP_ENTRIES_MAX: usize = 64;
 const UPKEEP_MS: u64 = 1_000;
 
 /// What the engine is asked.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all messages are inputs: a box would cost each an allocation, and saves room in none"
-)]
 pub enum Message {
     /// Something happened; nobody waits for an answer.
     Input(Input),

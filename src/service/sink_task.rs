@@ -307,10 +307,11 @@ impl SinkTask {
         match load {
             Load::Batch(batch) => {
                 failpoint!("sink.after-deliver");
+                let delivered = self.letters_of(&batch, &verdicts);
                 let dead_letters = work.outbox.answered(&now, batch, verdicts);
                 work.unsaved_ns.get_or_insert(now.boottime_ns);
-                if !dead_letters.is_empty() {
-                    self.save(work, dead_letters).await;
+                if !dead_letters.is_empty() || !delivered.is_empty() {
+                    self.save(work, dead_letters, delivered).await;
                 }
             }
             Load::Letter(letter) => {
@@ -320,6 +321,29 @@ impl SinkTask {
                 self.letter_answered(work, letter, verdict).await;
             }
         }
+    }
+
+    /// What settles the dead letters among what a sink took: a rewind goes over them, too, and one that is left
+    /// would be mended, and count twice.
+    fn letters_of(&self, batch: &Batch, verdicts: &[Verdict]) -> Vec<Record> {
+        let sink = &self.shared.name;
+        if self.volatile || self.reader.dead_letter_count(sink) == 0 {
+            return Vec::new();
+        }
+        let taken = |verdict: &Verdict| matches!(verdict, Verdict::Accepted | Verdict::Duplicate);
+        let events = batch.events.iter().zip(verdicts);
+        events
+            .filter(|(_, verdict)| taken(verdict))
+            .map(|((_, event), _)| &event.key)
+            .filter(|key| matches!(self.reader.dead_letter(sink, key), Ok(Some(_))))
+            .map(|key| Record::DeadLetterSettled {
+                sink: sink.clone(),
+                key: key.clone(),
+                how: "resent".into(),
+                actor: Actor::Gateway,
+                reason: "taken when it was sent again".into(),
+            })
+            .collect()
     }
 
     /// That the sink took it is recorded here, with the progress: whoever asked may have gone away.
@@ -333,6 +357,7 @@ impl SinkTask {
             actor: asked.actor,
             reason: asked.reason,
         });
+        let settled = settled.into_iter().collect();
         work.unsaved_ns = None;
         let progress = progress(work, again.into_iter().collect(), settled);
         let (kept, durable) = oneshot::channel();
@@ -381,7 +406,7 @@ impl SinkTask {
         let passed = tokio::task::block_in_place(count).map_err(|error| error.to_string())?;
         let events = passed + work.outbox.finished_ahead();
         work.outbox.rewind(to, events);
-        self.save(work, Vec::new()).await;
+        self.save(work, Vec::new(), Vec::new()).await;
         Ok(events)
     }
 
@@ -389,16 +414,16 @@ impl SinkTask {
         let at = self.clock.now().boottime_ns;
         let due = |since: u64| now || at.saturating_sub(since) >= CURSOR_MS * 1_000_000;
         if work.unsaved_ns.is_some_and(due) {
-            self.save(work, Vec::new()).await;
+            self.save(work, Vec::new(), Vec::new()).await;
         }
     }
 
-    async fn save(&mut self, work: &mut Work, dead_letters: Vec<DeadLetter>) {
+    async fn save(&mut self, work: &mut Work, dead_letters: Vec<DeadLetter>, settled: Vec<Record>) {
         work.unsaved_ns = None;
         if self.volatile {
             return;
         }
-        let input = progress(work, dead_letters, None);
+        let input = progress(work, dead_letters, settled);
         // The engine is gone only when the process is ending; then the events are sent again.
         let _ = self.engine.send(Message::Input(input)).await;
     }
@@ -460,7 +485,7 @@ impl SinkTask {
 }
 
 /// What is to be made durable together.
-fn progress(work: &mut Work, dead_letters: Vec<DeadLetter>, settled: Option<Record>) -> Input {
+fn progress(work: &mut Work, dead_letters: Vec<DeadLetter>, settled: Vec<Record>) -> Input {
     let (cursor, more) = work.outbox.record();
     let changed = more != work.saved;
     if changed {

@@ -109,6 +109,8 @@ DECLARE
   co      text[];
   de      text[];
   ke      text[];
+  kept    text;
+  room    int := 2097152;  -- characters of kept contents in one answer; the table has them all
   o       int;
   r       record;
 BEGIN
@@ -228,14 +230,18 @@ BEGIN
       ELSIF r.kept_digest = r.digest THEN
         st[r.o] := 'duplicate';  -- committed between the two questions
       ELSE
-        ke[r.o] := (
+        kept := (
           SELECT CASE WHEN coalesce(v.body, a.body) IS NULL THEN left(c.content, -1) || ',"content":"archived elsewhere"}' ELSE c.content END
           FROM event v LEFT JOIN event_archive a ON a.source = v.source AND a.epoch = v.epoch AND a.sequence = v.sequence,
             shown(v.source, v.epoch, v.sequence, v.type, v.schema, v.time_us, v.quality, v.qty, coalesce(v.body, a.body), v.digest, coalesce(v.clock, a.clock)) AS c(content)
           WHERE v.source = r.source AND v.epoch = r.epoch AND v.sequence = r.sequence);
+        IF length(kept) <= least(room, 65536) THEN
+          ke[r.o] := kept;
+          room := room - length(kept);
+        END IF;
         st[r.o] := 'conflict'; co[r.o] := 'other_content'; de[r.o] := 'the key is taken by other content';
         INSERT INTO conflict AS x (source, epoch, sequence, digest, gateway, batch, came, kept, kept_digest)
-        VALUES (r.source, r.epoch, r.sequence, r.digest, p_gateway, p_batch, r.came, ke[r.o], r.kept_digest)
+        VALUES (r.source, r.epoch, r.sequence, r.digest, p_gateway, p_batch, r.came, kept, r.kept_digest)
         ON CONFLICT (source, epoch, sequence, digest) DO UPDATE SET times = x.times + 1, last_seen = clock_timestamp();
       END IF;
     END LOOP;
@@ -253,6 +259,16 @@ BEGIN
     duplicate = x.duplicate + excluded.duplicate, conflict = x.conflict + excluded.conflict, malformed = x.malformed + excluded.malformed,
     failed = x.failed + excluded.failed;
   RETURN QUERY SELECT u.o::int, u.st, u.co, u.de, u.ke FROM unnest(st, co, de, ke) WITH ORDINALITY AS u(st, co, de, ke, o);
+END $$;
+
+-- A member of a body, for queries over many events; NULL where the body is no object or PostgreSQL cannot read it,
+-- such as for the escape \u0000: one odd body must not fail the query for all.
+CREATE OR REPLACE FUNCTION holdfast.member(body text, name text) RETURNS text
+LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+BEGIN
+  RETURN body::json ->> name;
+EXCEPTION WHEN others THEN
+  RETURN NULL;
 END $$;
 
 -- Moves the content of events that were accepted before p_before into event_archive, p_step of acceptance a

@@ -336,7 +336,8 @@ GRANT EXECUTE ON FUNCTION holdfast.ingest TO {writer}"
             format!("role {reader}: may read everything"),
             format!(
                 "GRANT USAGE ON SCHEMA holdfast TO {name};
-GRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO {name}"
+GRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO {name};
+GRANT EXECUTE ON FUNCTION holdfast.member TO {name}"
             ),
         ));
     }

@@ -2,14 +2,13 @@
 //! is pending are counted in the database.
 
 use crate::cut_proxy::CutProxy;
-use crate::harness::PATIENCE;
+use crate::harness::until;
 use crate::postgres_server::{Database, PostgresServer, VERSIONS};
 use holdfast::core::ids::{BootId, Epoch, EventKey, Sequence};
 use holdfast::core::outbox::Verdict;
 use holdfast::core::record::EventRecord;
 use holdfast::core::spec::{EventClass, Quality};
 use holdfast::upstream::{Books, Roles, Row, Target, UpstreamError, init};
-use std::time::{Duration, Instant};
 use tokio_postgres::NoTls;
 
 /// One good piece, or several.
@@ -178,12 +177,65 @@ pub(crate) async fn until_waiting(database: &Database<'_>) {
     until("a call waits", async || database.number(&sql).await > 0).await;
 }
 
-/// Waits until `condition` holds.
-pub(crate) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition().await {
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
+// covers: ING-02
+#[tokio::test]
+async fn an_answer_repeats_only_so_much_of_what_is_kept_and_the_evidence_is_whole() {
+    for version in VERSIONS {
+        let database = PostgresServer::shared(version).await.database().await;
+        let mut books = Books::connect(&database.writer()).await.unwrap();
+        let of = |body: &dyn Fn(u64) -> String| -> Vec<Row> {
+            let piece = |n| EventRecord {
+                body: body(n),
+                ..piece("A", 7, n, 1)
+            };
+            (1..=100).map(|n| Row::from_event(&piece(n))).collect()
+        };
+        let large = of(&|n| format!("\"{}\"", "x".repeat(if n <= 50 { 60_000 } else { 70_000 })));
+        assert_eq!(
+            letters(&books.ingest("gw", "b1", &large).await),
+            "a".repeat(100)
+        );
+        let verdicts = books.ingest("gw", "b2", &of(&|_| "1".into())).await;
+        assert_eq!(letters(&verdicts), "c".repeat(100));
+        let kept = |verdict: &Verdict| match verdict {
+            Verdict::Conflict { kept, .. } => kept.as_ref().map_or(0, String::len),
+            _ => 0,
+        };
+        let told: Vec<usize> = verdicts.iter().map(kept).collect();
+        assert!(told[0] > 60_000 && told[50..].iter().all(|bytes| *bytes == 0));
+        assert!(told.iter().sum::<usize>() <= 2 << 20);
+        let whole = "SELECT count(*) FROM holdfast.conflict WHERE length(kept) > 60000";
+        assert_eq!(database.number(whole).await, 100);
+    }
+}
+
+// covers: ING-02
+#[tokio::test]
+async fn one_odd_body_does_not_fail_a_query_over_all() {
+    for version in VERSIONS {
+        let database = PostgresServer::shared(version).await.database().await;
+        let bodies = [
+            r#"{"entry":"\u0000"}"#,
+            r#"{"entry":"\ud800"}"#,
+            "[1]",
+            "null",
+            r#"{"entry":7}"#,
+        ];
+        let rows: Vec<Row> = bodies
+            .iter()
+            .zip(1..)
+            .map(|(body, n)| {
+                Row::from_event(&EventRecord {
+                    body: (*body).into(),
+                    ..piece("A", 7, n, 1)
+                })
+            })
+            .collect();
+        let mut books = Books::connect(&database.writer()).await.unwrap();
+        let verdicts = books.ingest("gw", "b", &rows).await;
+        assert_eq!(letters(&verdicts), "aaaaa");
+        let sum = "SELECT sum(holdfast.member(body, 'entry')::bigint)::bigint FROM holdfast.events";
+        assert_eq!(database.number(sum).await, 7);
     }
 }
 

@@ -316,6 +316,34 @@ async fn a_refused_event_is_shown_mended_by_a_correction_or_dropped_with_a_reaso
     assert_eq!(sink(&rig, "mes").await["counters"]["resent"], "2");
 }
 
+// covers: FWD-06
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_letter_that_a_rewind_delivers_stands_no_more() {
+    let (mut rig, books) = rig_with_receiver().await;
+    set(&books, Mood::Picky);
+    rig.start_up().await;
+    rig.device.set_holding(200, 1);
+    rig.until("it is a dead letter", async |rig| {
+        sink(rig, "mes").await["dead_letters"] == 1
+    })
+    .await;
+    let (_, letters) = rig.get("/v1/sinks/mes/dead-letters").await;
+    let key = letters["dead_letters"][0]["key"].as_str().unwrap();
+    set(&books, Mood::Up);
+    until_drained(&mut rig).await;
+    let back = json!({"to": key, "reason": "the receiver has learnt"});
+    let (status, went) = rig.post("/v1/sinks/mes/rewind", back).await;
+    assert_eq!(status, 200, "{went}");
+    rig.until("the letter is settled", async |rig| {
+        sink(rig, "mes").await["dead_letters"] == 0
+    })
+    .await;
+    assert!(books.lock().unwrap().rows.contains_key(key));
+    let late = json!({"body": 2, "reason": "too late"});
+    let path = format!("/v1/sinks/mes/dead-letters/{key}/mend");
+    assert_eq!(rig.post(&path, late).await.0, 422);
+}
+
 // covers: REC-03, FWD-06
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_recovery_nothing_is_said_to_be_settled_and_nothing_is_sent_again() {
