@@ -3,9 +3,10 @@
 //! Never: take one side's word: rows, totals, replies and what is pending are counted in the database and asked of
 //! the gateway.
 
-use crate::books::{piece, rival, row, until, until_waiting};
+use crate::books::{piece, rival, row, until_waiting};
 use crate::cut_proxy::CutProxy;
 use crate::full_journal::{BUDGET_TOML, COMPUTER, block_of, fill_journal};
+use crate::harness::until;
 use crate::harness::{PRESS, PRESS_SIM, Rig};
 use crate::identity::{copy, set_back};
 use crate::postgres_server::{Database, PostgresServer, Version};

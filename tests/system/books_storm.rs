@@ -1,7 +1,8 @@
 //! The books in a storm: workers that send the same events at once in batches of any size, 2% of them altered,
 //! while sessions are ended in the middle of calls and the server is killed.
 
-use crate::books::{assert_adds_up, piece, until};
+use crate::books::{assert_adds_up, piece};
+use crate::harness::until;
 use crate::postgres_server::{Database, PostgresServer, VERSIONS, Version};
 use holdfast::core::outbox::Verdict;
 use holdfast::upstream::{Books, Row, Target};
@@ -14,6 +15,8 @@ const SOURCES: u64 = 6;
 const EVENTS_OF_SOURCE: u64 = 150;
 const KEYS: u64 = SOURCES * EVENTS_OF_SOURCE;
 const BATCH_MAX: u64 = 120;
+/// How often the server is killed in each storm.
+const KILLS: u64 = 3;
 
 /// xorshift: the same storm for the same seed.
 struct Dice(u64);
@@ -191,19 +194,19 @@ async fn storm(version: Version, workers: u64, kills: u64) {
     );
 }
 
-// covers: B3, B4, B9, B16, ING-02, ING-03, ING-06
+// covers: B3, B4, B5, B9, B16, ING-02, ING-03, ING-06
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_workers() {
+async fn two_workers_and_the_server_killed_three_times() {
     for version in VERSIONS {
-        storm(version, 2, 0).await;
+        storm(version, 2, KILLS).await;
     }
 }
 
-// covers: B3, B4, B9, B16, ING-02, ING-03, ING-06
+// covers: B3, B4, B5, B9, B16, ING-02, ING-03, ING-06
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn four_workers() {
+async fn four_workers_and_the_server_killed_three_times() {
     for version in VERSIONS {
-        storm(version, 4, 0).await;
+        storm(version, 4, KILLS).await;
     }
 }
 
@@ -211,6 +214,6 @@ async fn four_workers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eight_workers_and_the_server_killed_three_times() {
     for version in VERSIONS {
-        storm(version, 8, 3).await;
+        storm(version, 8, KILLS).await;
     }
 }

@@ -4,7 +4,6 @@
 
 use super::harness::Rig;
 use serde_json::{Value as Json, json};
-use std::time::{Duration, Instant};
 
 impl Rig {
     /// A link counter of the press.
@@ -85,13 +84,4 @@ pub(crate) fn key(event: &Json) -> (String, u64, u64) {
     let number = |name: &str| event[name].as_str().unwrap().parse().unwrap();
     let source = event["source"].as_str().unwrap().to_owned();
     (source, number("epoch"), number("sequence"))
-}
-
-/// Waits for something that the device side knows.
-pub(crate) async fn until_true(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + super::harness::PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }

@@ -2,8 +2,7 @@
 //! May call: the harness and its common questions.
 //! Never: take a unit's word for what the whole gateway does.
 
-use super::field_common::until_true;
-use super::harness::Rig;
+use super::harness::{Rig, until};
 use holdfast::simulator::{ALWAYS, Act, Fault, Matching, Span};
 use serde_json::{Value as Json, json};
 use std::time::Duration;
@@ -345,7 +344,10 @@ async fn a_connection_lost_in_a_poll_leaves_no_stand_in_upstream() {
         rig.device
             .set_fault(Fault::next(Matching::Reads, act).times(1));
         let device = rig.device.clone();
-        until_true("it connected anew", || device.connections() > connections).await;
+        until("it connected anew", async || {
+            device.connections() > connections
+        })
+        .await;
         rig.until_link("up").await;
         let tag = rig.tag("speed").await;
         assert!(tag["value"] == 1234 || tag["value"].is_null(), "{tag}");

@@ -3,8 +3,7 @@
 //! Never: count an effect anywhere but at the device.
 
 use super::field_bus::Bus;
-use super::field_common::until_true;
-use super::harness::{PRESS_SIM, Rig};
+use super::harness::{PRESS_SIM, Rig, until};
 use holdfast::simulator::{ALWAYS, Act, Fault, Matching, Simulator, SimulatorSpec, Span};
 use serde_json::{Value as Json, json};
 use std::time::{Duration, Instant};
@@ -91,9 +90,12 @@ async fn a_silent_unit_of_a_serial_server_costs_the_others_nothing() {
     let bus = Bus::start(&[2]).await;
     let mut rig = units_on(&bus, 1..=4, "200ms", "50ms").await;
     rig.start_up().await;
-    until_true("unit 2 was asked many times", || bus.times(2).len() >= 6).await;
+    until("unit 2 was asked many times", async || {
+        bus.times(2).len() >= 6
+    })
+    .await;
     let others = [1, 3, 4];
-    until_true("the others were polled all the while", || {
+    until("the others were polled all the while", async || {
         others.iter().all(|unit| bus.times(*unit).len() > 40)
     })
     .await;
@@ -112,7 +114,7 @@ async fn offline_units_take_no_cycle_of_the_good_ones() {
     let bus = Bus::start(&[1, 2, 3, 4, 5, 6]).await;
     let mut rig = units_on(&bus, 1..=10, "200ms", "500ms").await;
     rig.start_up().await;
-    until_true("good units were polled for some seconds", || {
+    until("good units were polled for some seconds", async || {
         (7..=10).all(|unit| bus.times(unit).len() >= 8)
     })
     .await;
@@ -408,7 +410,10 @@ async fn the_heartbeat_finds_what_idleness_lost_before_a_command_does() {
     let connections = rig.device.connections();
     rig.device.close_connections();
     let device = rig.device.clone();
-    until_true("it connected anew", || device.connections() > connections).await;
+    until("it connected anew", async || {
+        device.connections() > connections
+    })
+    .await;
     rig.until_link("up").await;
     let request = rig.request("I2", "set_length", json!({ "length": 6 }));
     let (_, done) = rig.submit_wait(&request).await;
@@ -423,7 +428,7 @@ async fn a_connection_that_the_device_closed_takes_no_command_with_it() {
     let mut rig = quiet("heartbeat = \"1h\"", "1h", sim).await;
     rig.start_up().await;
     let device = rig.device.clone();
-    until_true("the device closed it for idleness", || {
+    until("the device closed it for idleness", async || {
         device.connections() >= 1 && device.slots_taken() == 0
     })
     .await;
@@ -435,7 +440,7 @@ async fn a_connection_that_the_device_closed_takes_no_command_with_it() {
     assert_eq!(first["bytes_sent"], 0, "{done}");
     assert_eq!((rig.device.holding(100), rig.speed_writes()), (7, 1));
     // One that may not wait is told at once, and never has an effect later.
-    until_true("closed again", || device.slots_taken() == 0).await;
+    until("closed again", async || device.slots_taken() == 0).await;
     let request = rig.request("C2", "set_length", json!({ "length": 7 }));
     let (_, end) = rig.submit_wait(&request).await;
     let effects = rig.device.effects_of_register(102);
@@ -459,7 +464,7 @@ async fn a_device_with_two_slots_sees_one_connection_of_ours() {
         .await
         .unwrap();
     let (device, address) = (rig.device.clone(), rig.simulator.address());
-    until_true("both slots are taken", || device.slots_taken() == 2).await;
+    until("both slots are taken", async || device.slots_taken() == 2).await;
     for n in 0..10 {
         let poll = format!("poll = \"{}ms\"", 21 + n);
         let line = rig
@@ -485,9 +490,9 @@ async fn a_device_with_two_slots_sees_one_connection_of_ours() {
     drop(panel);
     // The slot of a connection that was cut stays taken for a while: it is waited for.
     for _ in 0..10 {
-        until_true("only ours is taken", || device.slots_taken() == 1).await;
+        until("only ours is taken", async || device.slots_taken() == 1).await;
         let _panel = tokio::net::TcpStream::connect(address).await.unwrap();
-        until_true("both slots are taken", || device.slots_taken() == 2).await;
+        until("both slots are taken", async || device.slots_taken() == 2).await;
         let before = rig.counter("connects").await;
         rig.device.cut();
         rig.device.restore();

@@ -18,6 +18,15 @@ pub(crate) const HOLDFAST: &str = env!("CARGO_BIN_EXE_holdfast");
 /// How long any condition may take to come true, in milliseconds.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(20_000);
 
+/// Waits until `condition` holds, and no longer than [`PATIENCE`].
+pub(crate) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition().await {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 /// A gateway, its PLC, its clock.
 pub(crate) struct Rig {
     pub(crate) dir: TempDir,

@@ -1,5 +1,6 @@
 //! From the `mqtt` sink over a real broker and receiver into real books, and what may go wrong in between.
 
+use super::harness::until;
 use super::mosquitto_server::Mosquitto;
 use super::mqtt_sink::{ACKS, LONG_MS, TOPIC, config, deliver, event};
 use super::postgres_server::{Database, PostgresServer, VERSIONS, Version};
@@ -248,9 +249,7 @@ async fn send_all(sink: &mut Sink, count: u64) -> Sent {
 async fn kill_on_the_way(broker: &mut Mosquitto, database: &Database<'_>, count: u64) {
     for n in 1..=KILLS {
         let mark = i64::try_from(count).unwrap() * n / (KILLS + 1);
-        while database.rows().await < mark {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        until("so many rows", async || database.rows().await >= mark).await;
         broker.kill();
         broker.restart();
     }

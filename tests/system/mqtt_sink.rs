@@ -1,5 +1,6 @@
 //! The `mqtt` sink against a real broker, with a receiver that says whatever a test wants.
 
+use super::harness::until;
 use super::mosquitto_server::Mosquitto;
 use futures_util::future::join;
 use holdfast::core::ids::{Epoch, EventKey, Sequence};
@@ -453,9 +454,7 @@ async fn two_gateways_of_one_client_id_are_told_so_in_the_end() {
     let mut one = sink(config(&broker, LONG_MS));
     let receiver = Receiver::start(&broker, |_| Vec::new()).await;
     let kick = async {
-        while receiver.came().is_empty() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("a message came", async || !receiver.came().is_empty()).await;
         let other = MqttSinkConfig {
             gateway: "gw-2".into(),
             ..config(&broker, 1)

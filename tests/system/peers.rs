@@ -1,8 +1,7 @@
 //! Peers that nobody of this project wrote: pymodbus as a device over TCP and RTU, mbpoll as a second client of the
 //! simulator.
 
-use super::field_common::until_true;
-use super::harness::{PATIENCE, PRESS_SIM, Rig};
+use super::harness::{PATIENCE, PRESS_SIM, Rig, until};
 use super::load::ask;
 use holdfast::simulator::{Cause, Simulator, SimulatorSpec};
 use serde_json::{Value as Json, json};
@@ -400,7 +399,7 @@ impl Cable {
             .spawn()
             .expect("socat is there: tests/run installs it (apt-get install socat)");
         let both = || Path::new(&near).exists() && Path::new(&far).exists();
-        until_true("both ends of the cable are there", both).await;
+        until("both ends of the cable are there", async || both()).await;
         Self { socat, near, far }
     }
 }

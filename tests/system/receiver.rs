@@ -2,7 +2,7 @@
 //! receiver and database are killed. Rows, totals, answers and what is pending are counted in the database.
 
 use crate::books::{assert_adds_up, piece};
-use crate::harness::{HOLDFAST, PATIENCE, Rig};
+use crate::harness::{HOLDFAST, PATIENCE, Rig, until};
 use crate::http_client::{Answer, Caller};
 use crate::postgres_server::{Database, PostgresServer, VERSIONS, Version};
 use holdfast::core::event::to_json;
@@ -258,14 +258,6 @@ async fn the_exercise_of_the_article_over_http() {
         // B16
         assert_eq!(database.counters().await, [35, 22, 4, 2, 7, 0]);
         assert_adds_up(&database).await;
-    }
-}
-
-async fn until(what: &str, condition: impl AsyncFn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition().await {
-        assert!(Instant::now() < deadline, "in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

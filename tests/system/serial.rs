@@ -1,7 +1,6 @@
 //! The gateway on a serial line: pseudo-terminals under the simulator, unplugged, swapped, shared and held by others.
 
-use super::field_common::until_true;
-use super::harness::{HOLDFAST, PRESS, PRESS_SIM, Rig};
+use super::harness::{HOLDFAST, PRESS, PRESS_SIM, Rig, until};
 use holdfast::simulator::{ALWAYS, Act, Cause, Device, Fault, Matching, Simulator, SimulatorSpec};
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
@@ -139,7 +138,7 @@ async fn another_device_under_the_old_name_is_told_nothing() {
     let waiting = rig.set_speed("W1", 50);
     assert_eq!(rig.submit(&waiting).await.1["state"], "queued");
     let port = rig.path().join("com1");
-    until_true("the old one is out", || !port.exists()).await;
+    until("the old one is out", async || !port.exists()).await;
     let other = line_sim("")
         .replace("4711", "4712")
         .replace("RIG_DIR", &rig.path().display().to_string());
@@ -189,7 +188,7 @@ async fn three_silent_units_of_ten_cost_the_others_no_cycle() {
     .await;
     let polled = |unit: usize| units[unit - 1].requests();
     let from: Vec<usize> = good.iter().map(|unit| polled(*unit).len()).collect();
-    until_true("the good units were polled for some seconds", || {
+    until("the good units were polled for some seconds", async || {
         let mut all = good.iter().zip(&from);
         all.all(|(unit, from)| polled(*unit).len() >= from + 12)
     })
@@ -235,7 +234,7 @@ async fn on_a_line_full_of_polls_a_command_waits_for_one_request_at_a_time() {
     add_units(&mut rig, 2..=8, line, "10ms");
     let units: Vec<Device> = rig.simulator.units().to_vec();
     rig.start_up().await;
-    until_true("all are polled", || {
+    until("all are polled", async || {
         units.iter().all(|unit| unit.requests().len() > 5)
     })
     .await;
@@ -275,7 +274,7 @@ async fn two_units_that_need_silence_before_a_request_get_it() {
     add_units(&mut rig, 2..=2, line, "10ms");
     let units: Vec<Device> = rig.simulator.units().to_vec();
     rig.start_up().await;
-    until_true("both are polled", || {
+    until("both are polled", async || {
         units.iter().all(|unit| unit.requests().len() > 50)
     })
     .await;
@@ -384,7 +383,7 @@ async fn a_port_that_another_process_holds_is_said_to_be_held_and_taken_when_it_
         let locks = std::fs::read_to_string("/proc/locks").unwrap();
         locks.contains(&format!(" {} ", holder.id()))
     };
-    until_true("it is held", held).await;
+    until("it is held", async || held()).await;
     rig.start().await;
     let who = format!("process {}", holder.id());
     rig.until("the holder is named", async |rig| {
