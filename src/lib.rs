@@ -19,6 +19,7 @@
 //! | [`receiver`] | events of many gateways, over HTTP into the books |
 //! | [`patience`] | a stream that gives up on who does not read |
 //! | [`secret`] | passwords and tokens as files |
+//! | [`seeded`] | deliberate faults that the proofs must catch; none in a release |
 //! | [`service`] | tasks, clocks, signals: the only room that sees all others |
 //! | [`sys`] | all `unsafe` code |
 //!
@@ -43,6 +44,7 @@ pub mod patience;
 pub mod plc;
 pub mod receiver;
 pub mod secret;
+pub mod seeded;
 pub mod service;
 pub mod simulator;
 pub mod sink;

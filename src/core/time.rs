@@ -3,6 +3,7 @@
 //! Never: read a clock; let wall time decide what monotonic time can.
 
 use super::ids::BootId;
+use crate::seeded::{self, Fault};
 use serde::{Deserialize, Serialize};
 
 /// Nanoseconds in a second.
@@ -67,6 +68,7 @@ impl Deadline {
             return Validity::Unprovable;
         };
         match ttl_ns.checked_sub(elapsed_ns) {
+            Some(0) if seeded::is_on(Fault::DeadlineIncluded) => Validity::Remaining(1),
             None | Some(0) => Validity::Expired,
             Some(remaining) => Validity::Remaining(remaining),
         }

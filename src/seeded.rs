@@ -1,0 +1,72 @@
+//! Owns: the list of deliberate faults that the proofs must catch, and which one of them is switched on.
+//! May call: nothing.
+//! Never: a fault in a build without `test-hooks`: there [`is_on`] is the constant `false`.
+
+/// A deliberate fault. `docs/proof.md` says which test catches which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Fault {
+    /// A command is acknowledged before its block is durable.
+    AcknowledgeBeforeSync = 1,
+    /// A write whose reply was lost is called failed.
+    UnknownAsFailed,
+    /// The deadline itself counts as in time.
+    DeadlineIncluded,
+}
+
+impl Fault {
+    /// Every fault.
+    pub const ALL: &'static [Fault] = &[
+        Fault::AcknowledgeBeforeSync,
+        Fault::UnknownAsFailed,
+        Fault::DeadlineIncluded,
+    ];
+
+    /// As `HOLDFAST_FAULT` names it: `AcknowledgeBeforeSync`.
+    pub fn named(name: &str) -> Option<Fault> {
+        Fault::ALL
+            .iter()
+            .copied()
+            .find(|fault| format!("{fault:?}") == name)
+    }
+}
+
+#[cfg(feature = "test-hooks")]
+mod switch {
+    use super::Fault;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    /// Not looked at yet: the environment decides at the first question.
+    const UNSET: u8 = u8::MAX;
+    static ON: AtomicU8 = AtomicU8::new(UNSET);
+
+    /// Whether this fault is switched on, by [`set`] or by `HOLDFAST_FAULT`.
+    pub fn is_on(fault: Fault) -> bool {
+        let on = ON.load(Ordering::Relaxed);
+        let on = if on == UNSET { from_environment() } else { on };
+        on == fault as u8
+    }
+
+    /// Switches one fault on, or all off.
+    pub fn set(fault: Option<Fault>) {
+        ON.store(fault.map_or(0, |fault| fault as u8), Ordering::Relaxed);
+    }
+
+    fn from_environment() -> u8 {
+        let fault = std::env::var("HOLDFAST_FAULT").ok().map(|name| {
+            Fault::named(&name)
+                .unwrap_or_else(|| panic!("HOLDFAST_FAULT: no fault is named {name}"))
+        });
+        set(fault);
+        ON.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(feature = "test-hooks")]
+pub use switch::{is_on, set};
+
+/// Whether this fault is switched on: never in this build.
+#[cfg(not(feature = "test-hooks"))]
+pub const fn is_on(_fault: Fault) -> bool {
+    false
+}
