@@ -248,7 +248,7 @@ async fn answer(
         rows.push(item.row);
     }
     failpoint!("receiver.before-books");
-    let mut verdicts = match app.pool.take().await {
+    let mut verdicts = match app.pool.take_for(&gateway.name).await {
         Ok(mut books) => books.ingest(&gateway.name, &id, &rows).await,
         Err(error) => vec![error.verdict(); rows.len()],
     };

@@ -1,9 +1,10 @@
-//! Owns: the connections to the books: few, opened when they are needed, never two users of one.
+//! Owns: the connections to the books: few, opened when they are needed, never two users of one, never all of them one gateway's.
 //! May call: upstream.
 //! Never: hand out a connection that is broken; wait for one without an end.
 
 use crate::core::outbox::Verdict;
 use crate::upstream::{Books, Row, UpstreamError};
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -52,6 +53,9 @@ pub struct Pool {
     connect: Connect,
     free: Mutex<Vec<Box<dyn Ledger>>>,
     permits: Arc<Semaphore>,
+    /// What one gateway may hold: all but one, so that a slow call of one never stops the others.
+    share: usize,
+    shares: Mutex<HashMap<String, Arc<Semaphore>>>,
 }
 
 impl Pool {
@@ -62,7 +66,31 @@ impl Pool {
             connect,
             free: Mutex::default(),
             permits: Arc::new(Semaphore::new(most.max(1))),
+            share: most.saturating_sub(1).max(1),
+            shares: Mutex::default(),
         })
+    }
+
+    /// A connection for `gateway`, one that is known here; opened if none is free.
+    ///
+    /// # Errors
+    /// [`UpstreamError`].
+    pub async fn take_for(self: &Arc<Self>, gateway: &str) -> Result<Held, UpstreamError> {
+        let share = Arc::clone(
+            self.shares
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(gateway.to_owned())
+                .or_insert_with(|| Arc::new(Semaphore::new(self.share))),
+        );
+        let permit = turn(
+            share,
+            "this gateway's share of the connections to the books is",
+        )
+        .await?;
+        let mut held = self.take().await?;
+        held._share = Some(permit);
+        Ok(held)
     }
 
     /// A connection, opened if none is free.
@@ -70,15 +98,8 @@ impl Pool {
     /// # Errors
     /// [`UpstreamError`].
     pub async fn take(self: &Arc<Self>) -> Result<Held, UpstreamError> {
-        let wait = Duration::from_millis(WAIT_MS_MAX);
-        let permit = tokio::time::timeout(wait, Arc::clone(&self.permits).acquire_owned()).await;
-        let Ok(Ok(permit)) = permit else {
-            let reason = format!(
-                "all connections to the books are busy for {} s",
-                WAIT_MS_MAX / 1000
-            );
-            return Err(UpstreamError::Passing(reason));
-        };
+        let all = Arc::clone(&self.permits);
+        let permit = turn(all, "all connections to the books are").await?;
         // Broken ones end here.
         let free = loop {
             let next = self.free().pop();
@@ -95,6 +116,7 @@ impl Pool {
             ledger: Some(ledger),
             pool: Arc::clone(self),
             _permit: permit,
+            _share: None,
         })
     }
 
@@ -108,6 +130,18 @@ pub struct Held {
     ledger: Option<Box<dyn Ledger>>,
     pool: Arc<Pool>,
     _permit: OwnedSemaphorePermit,
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+async fn turn(of: Arc<Semaphore>, busy: &str) -> Result<OwnedSemaphorePermit, UpstreamError> {
+    let wait = Duration::from_millis(WAIT_MS_MAX);
+    match tokio::time::timeout(wait, of.acquire_owned()).await {
+        Ok(Ok(permit)) => Ok(permit),
+        Ok(Err(_)) | Err(_) => Err(UpstreamError::Passing(format!(
+            "{busy} busy for {} s",
+            WAIT_MS_MAX / 1000
+        ))),
+    }
 }
 
 impl Held {

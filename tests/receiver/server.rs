@@ -64,6 +64,32 @@ async fn one_gateway_with_too_much_under_way_does_not_keep_the_others_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_gateway_never_holds_every_connection_to_the_books() {
+    let stage = Stage::with(|settings| settings.books = 2).await;
+    stage.memory.shut.store(true, Ordering::SeqCst);
+    let mut first = Vec::new();
+    for n in 1..=4 {
+        let mut caller = stage.call().await;
+        caller.send(&request(TOKEN, &good(n..=n))).await;
+        first.push(caller);
+    }
+    let waiting = || stage.memory.waiting.load(Ordering::SeqCst);
+    until("the books are called", || waiting() == 1).await;
+    let mut other = stage.call().await;
+    let of_other = good(5..=5).replace("gw-line3", "gw-line4");
+    other.send(&request(OTHER_TOKEN, &of_other)).await;
+    until("the other gateway's call", || waiting() == 2).await;
+    let calls = stage.memory.calls.lock().unwrap().clone();
+    assert_eq!(calls.len(), 2, "{calls:?}");
+    assert_eq!(calls[1].0, "gw-line4");
+    stage.memory.let_go();
+    for mut caller in first {
+        assert_eq!(caller.answer().await.unwrap().statuses(), ["accepted"]);
+    }
+    assert_eq!(other.answer().await.unwrap().statuses(), ["accepted"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn slow_senders_are_left_and_others_are_served_meanwhile() {
     let stage = Stage::with(|settings| {
         settings.limits.header_ms = 300;
@@ -118,7 +144,7 @@ async fn a_caller_that_goes_away_leaves_no_call_half_done() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_finishes_what_is_under_way_and_takes_nothing_new() {
-    let stage = Stage::new().await;
+    let stage = Stage::with(|settings| settings.books = 3).await;
     stage.memory.shut.store(true, Ordering::SeqCst);
     let mut under_way = stage.call().await;
     under_way.send(&request(TOKEN, &good(1..=1))).await;

@@ -13,7 +13,6 @@ use super::command::{Answer, Command};
 use super::serial::{FRAME_BYTES_MAX, Format, Frame, SerialHead, SerialReply};
 use super::{end_code, ethernet, one_c};
 use crate::core::c24::C24Link;
-use crate::core::melsec::Code;
 use crate::core::serial::Way;
 use std::time::Duration;
 
@@ -121,6 +120,7 @@ impl Framing for C24Framing {
     }
     #[cfg(feature = "test-hooks")]
     fn is_write(&self, request: &[u8]) -> bool {
+        use crate::core::melsec::Code;
         let body = self.head.body(request);
         match (self.head.frame, self.head.code()) {
             (Frame::C1, _) => body.get(1) == Some(&b'W'),
