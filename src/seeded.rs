@@ -12,6 +12,18 @@ pub enum Fault {
     UnknownAsFailed,
     /// The deadline itself counts as in time.
     DeadlineIncluded,
+    /// What is still under way to a sink counts as finished in its cursor.
+    CursorBeforeAnswer,
+    /// An id of which only a tombstone is left is taken for new.
+    ReplayAfterTombstone,
+    /// A start gives out its keys in the epoch of the start before.
+    EpochNotAdvanced,
+    /// A validity is measured by the wall clock, also within a boot.
+    WallClockValidity,
+    /// How far a source is taken is not written down with its event.
+    BaselineNotDurable,
+    /// A mailbox request that is not taken so far is called not executed, without a no-op that bars it.
+    NotTakenAsNotExecuted,
 }
 
 impl Fault {
@@ -20,6 +32,12 @@ impl Fault {
         Fault::AcknowledgeBeforeSync,
         Fault::UnknownAsFailed,
         Fault::DeadlineIncluded,
+        Fault::CursorBeforeAnswer,
+        Fault::ReplayAfterTombstone,
+        Fault::EpochNotAdvanced,
+        Fault::WallClockValidity,
+        Fault::BaselineNotDurable,
+        Fault::NotTakenAsNotExecuted,
     ];
 
     /// As `HOLDFAST_FAULT` names it: `AcknowledgeBeforeSync`.

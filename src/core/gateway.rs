@@ -20,6 +20,7 @@ use super::spec::{MachineSpec, Quality, Value};
 use super::time::{Deadline, Now, Stamp};
 use super::turn::Turn;
 use super::upkeep::Observation;
+use crate::seeded::{self, Fault};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -474,9 +475,14 @@ impl Gateway {
             })
             .collect();
         let open_count = restored.operations.len();
+        let epoch = if seeded::is_on(Fault::EpochNotAdvanced) && restored.previous_epoch.0 > 0 {
+            restored.previous_epoch
+        } else {
+            restored.epoch
+        };
         Self {
             settings,
-            epoch: restored.epoch,
+            epoch,
             next_commit: restored.next_commit,
             next_attempt: 1,
             machines,

@@ -17,6 +17,7 @@ use super::record::{Burn, Operation};
 use super::spec::{Action, Class, Completion, DoneSpec, MachineSpec, Row, Scalar, Value, Verify};
 use super::time::{NS_PER_MS, NS_PER_S};
 use super::turn::{Cause, Turn, find};
+use crate::seeded::{self, Fault};
 
 /// How often "busy" is taken for "ask again" before it is taken for a refusal.
 const BUSY_RETRIES_MAX: u32 = 5;
@@ -416,6 +417,11 @@ impl Gateway {
         let says = "the device's record does not name this request: not taken so far";
         self.note(turn, id, "mailbox", says.into());
         let Some(mailbox) = &spec.mailbox else { return };
+        if seeded::is_on(Fault::NotTakenAsNotExecuted) {
+            let step = Step::Deny(Evidence::never_taken(request_id, request_id, turn.now));
+            let _ = self.step(turn, id, step, Cause::gateway(Source::Verifier, ""));
+            return;
+        }
         let burning = self
             .machines
             .get(&spec.name)

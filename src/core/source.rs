@@ -15,6 +15,7 @@ use super::time::{NS_PER_MS, Stamp, elapsed_ns};
 use super::turn::{Turn, bounded};
 use super::upkeep::{Observation, json_value};
 use super::values;
+use crate::seeded::{self, Fault};
 use serde_json::{Value as Json, json};
 use sha2::{Digest as _, Sha256};
 use std::sync::Arc;
@@ -96,7 +97,9 @@ impl Gateway {
             at: taken.at,
             state,
         };
-        turn.keep(Record::Source(record.clone()));
+        if !seeded::is_on(Fault::BaselineNotDurable) {
+            turn.keep(Record::Source(record.clone()));
+        }
         self.sources.insert(taken.key(), record);
         if let Some(memory) = self.source_memory.get_mut(&taken.key()) {
             memory.waited = false;

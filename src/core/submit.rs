@@ -11,6 +11,7 @@ use super::record::{Links, Operation};
 use super::spec::{Class, MachineSpec, ReplaceRule, Row};
 use super::time::{Deadline, NS_PER_MS, elapsed_ns};
 use super::turn::{Cause, Turn, bounded, push_history, transition_body};
+use crate::seeded::{self, Fault};
 use std::sync::Arc;
 
 /// How far ahead of the gateway's clock a caller's may be, in milliseconds.
@@ -169,7 +170,9 @@ impl Gateway {
             }
             return Ok(Some(Answer::Replayed(Box::new(operation.clone()))));
         }
-        if let Some(tombstone) = self.tombstones.get(&candidate.id) {
+        if let Some(tombstone) = self.tombstones.get(&candidate.id)
+            && !seeded::is_on(Fault::ReplayAfterTombstone)
+        {
             if tombstone.digest != candidate.digest {
                 let recorded = tombstone.digest;
                 return Err(self.conflict(turn, candidate, recorded, Vec::new()));

@@ -54,7 +54,10 @@ impl Deadline {
     #[must_use]
     pub fn at(&self, now: &Now) -> Validity {
         let ttl_ns = self.ttl_ms.saturating_mul(NS_PER_MS);
-        let elapsed_ns = if now.boot_id == self.from.boot_id {
+        let elapsed_ns = if seeded::is_on(Fault::WallClockValidity) {
+            let elapsed_us = now.wall_us.saturating_sub(self.from.wall_us).max(0);
+            elapsed_us.unsigned_abs().saturating_mul(1000)
+        } else if now.boot_id == self.from.boot_id {
             now.boottime_ns.saturating_sub(self.from.boottime_ns)
         } else if self.from.wall_trusted && now.wall_trusted && now.wall_us >= self.from.wall_us {
             let elapsed_us = now.wall_us.abs_diff(self.from.wall_us);

@@ -10,6 +10,8 @@ mod evidence;
 mod files;
 pub mod frame;
 mod hollow;
+#[cfg(feature = "test-hooks")]
+pub mod log_bytes;
 mod open;
 mod reader;
 mod salvage;

@@ -8,6 +8,7 @@ use super::{Circuit, Outbox};
 use crate::core::ids::CommitNo;
 use crate::core::record::{Ahead, EventRecord, Position};
 use crate::core::time::Now;
+use crate::seeded::{self, Fault};
 use std::ops::Bound::{Excluded, Unbounded};
 
 /// An event that has waited for so long is backlog, and what is new does not queue behind it, in milliseconds.
@@ -271,6 +272,7 @@ impl Outbox {
             match first.get() {
                 Slot::Finished => self.backlog.events = self.backlog.events.saturating_sub(1),
                 Slot::Passed(_) => {}
+                Slot::InFlight if seeded::is_on(Fault::CursorBeforeAnswer) => {}
                 Slot::Waiting(_) | Slot::InFlight => break,
             }
             self.cursor.through = first.remove_entry().0;
