@@ -24,6 +24,22 @@ pub enum Fault {
     BaselineNotDurable,
     /// A mailbox request that is not taken so far is called not executed, without a no-op that bars it.
     NotTakenAsNotExecuted,
+    /// A cancellation that comes after the send boundary wins.
+    CancelAfterSend,
+    /// The reply to an earlier attempt is taken for the reply to the one under way.
+    StaleReplyAccepted,
+    /// What a crash left half sent goes back to the queue.
+    ResendAfterDoubt,
+    /// The gate does not compare configuration versions.
+    VersionUnchecked,
+    /// A reboot refills a validity.
+    ValidityRefilled,
+    /// A request id is used before it is written down.
+    RequestIdNotDurable,
+    /// A request of which a restarted device shows no trace is given up like any other.
+    PlcRestartIgnored,
+    /// A value read back completes an unknown outcome.
+    ReadbackAsProof,
 }
 
 impl Fault {
@@ -38,6 +54,14 @@ impl Fault {
         Fault::WallClockValidity,
         Fault::BaselineNotDurable,
         Fault::NotTakenAsNotExecuted,
+        Fault::CancelAfterSend,
+        Fault::StaleReplyAccepted,
+        Fault::ResendAfterDoubt,
+        Fault::VersionUnchecked,
+        Fault::ValidityRefilled,
+        Fault::RequestIdNotDurable,
+        Fault::PlcRestartIgnored,
+        Fault::ReadbackAsProof,
     ];
 
     /// As `HOLDFAST_FAULT` names it: `AcknowledgeBeforeSync`.

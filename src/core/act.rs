@@ -11,6 +11,7 @@ use super::record::Operation;
 use super::spec::{ArgValue, OnRestart};
 use super::time::{Deadline, Validity};
 use super::turn::{Cause, Turn, bounded};
+use crate::seeded::{self, Fault};
 
 impl Gateway {
     pub(super) fn act(
@@ -302,7 +303,10 @@ impl Gateway {
         }
         if let Validity::Remaining(ns) = deadline.at(&turn.now) {
             // From here on this boot's monotonic clock counts, whatever the wall does.
-            let ttl_ms = ns / super::time::NS_PER_MS;
+            let ttl_ms = match seeded::is_on(Fault::ValidityRefilled) {
+                true => operation.intent.ttl_ms,
+                false => ns / super::time::NS_PER_MS,
+            };
             operation.deadline = Some(Deadline {
                 from: turn.now,
                 ttl_ms,

@@ -374,6 +374,7 @@ pub struct Alarm {
 }
 
 /// Everything the gateway knows and decides by.
+#[derive(Clone)]
 pub struct Gateway {
     pub(super) settings: Settings,
     pub(super) epoch: Epoch,
@@ -440,6 +441,7 @@ pub struct Restored {
 }
 
 /// What is told about this start.
+#[derive(Clone)]
 pub(super) struct StartFacts {
     pub(super) previous_epoch: Epoch,
     pub(super) note: Option<String>,

@@ -7,6 +7,7 @@ use super::contract::{DeviceCode, MailboxEcho, Outcome, Reply};
 use super::ids::{AttemptId, OperationId};
 use super::spec::Value;
 use super::time::Stamp;
+use crate::seeded::{self, Fault};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -683,6 +684,9 @@ pub fn next(state: &State, step: Step) -> Result<State, NotAllowed> {
         (State::Held(_), Step::Hold(reason)) => Ok(State::Held(reason)),
 
         // At the boundary only the adapter's word counts.
+        (State::Sending { .. }, Step::Cancel(by)) if seeded::is_on(Fault::CancelAfterSend) => {
+            Ok(State::Cancelled { by })
+        }
         (State::Sending { .. }, Step::Return) => Ok(State::Queued),
         (State::Sending { .. }, Step::Accept(since)) => Ok(State::Accepted { since }),
         (State::Sending { .. } | State::Accepted { .. }, Step::Doubt(why)) => {
@@ -834,6 +838,15 @@ pub fn meaning(outcome: &Outcome, sent: u32, total: u32, at: Stamp) -> Meaning {
         Outcome::NotSent { why } => Meaning::NotSent(why.clone()),
         Outcome::PartlySent { .. } => {
             Meaning::Step(Step::Doubt(UnknownReason::PartlySent { sent, total }))
+        }
+        Outcome::SentNoReply { why } if seeded::is_on(Fault::UnknownAsFailed) => {
+            let code = DeviceCode {
+                family: "link".into(),
+                code: 0,
+                meaning: why.clone(),
+            };
+            let evidence = Evidence::of_refusal(&code, Method::Reply, at);
+            Meaning::Step(Step::Fail(code, evidence))
         }
         Outcome::SentNoReply { why } => {
             Meaning::Step(Step::Doubt(UnknownReason::NoReply { why: why.clone() }))

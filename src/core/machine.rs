@@ -14,6 +14,7 @@ use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, Validity, elapsed_ns};
 use super::turn::{Cause, Turn, find};
 use super::upkeep::Observation;
 use super::values;
+use crate::seeded::{self, Fault};
 use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -24,6 +25,7 @@ pub const WAITING_MAX: usize = 1024;
 const FIRST_LINK_MS_MAX: u64 = 5_000;
 
 /// One machine.
+#[derive(Clone)]
 pub struct Machine {
     /// As configured.
     pub spec: Arc<MachineSpec>,
@@ -842,7 +844,9 @@ impl Gateway {
             next = next.wrapping_add(1);
         }
         machine.record.last_request_id = next;
-        turn.touch_machine(name);
+        if !seeded::is_on(Fault::RequestIdNotDurable) {
+            turn.touch_machine(name);
+        }
         if let Some(operation) = self.operations.get_mut(id) {
             operation.request_id = Some(next);
         }
@@ -947,7 +951,7 @@ fn version_conflict(operation: &Operation, gate: &GateReading) -> Option<HeldRea
             why: "its configuration version could not be read".into(),
         });
     };
-    if found == i64::from(expected) {
+    if found == i64::from(expected) || seeded::is_on(Fault::VersionUnchecked) {
         return None;
     }
     let held = HeldReason::VersionConflict { expected, found };

@@ -24,6 +24,8 @@ pub mod place;
 pub mod policy;
 pub mod record;
 pub mod roles;
+#[cfg(feature = "test-hooks")]
+mod sameness;
 pub mod serial;
 pub mod shed;
 mod source;

@@ -72,7 +72,9 @@ impl Gateway {
             kept.exchange = Some(exchange);
         }
         turn.touch(id);
-        let in_time = operation.state == State::Sending { attempt };
+        let in_time = operation.state == State::Sending { attempt }
+            || (seeded::is_on(Fault::StaleReplyAccepted)
+                && matches!(operation.state, State::Sending { .. }));
         let late = matches!(operation.state, State::OutcomeUnknown(_));
         if in_time {
             self.conclude(turn, id, attempt, meaning(&outcome, sent, total, at), false);
@@ -385,6 +387,9 @@ impl Gateway {
                 let _ = self.step(turn, id, Step::Accept(turn.now), cause);
             }
             Verdict::NotTaken => self.not_taken(turn, spec, id, blocks, request_id),
+            Verdict::Rebooted if seeded::is_on(Fault::PlcRestartIgnored) => {
+                self.not_taken(turn, spec, id, blocks, request_id);
+            }
             Verdict::Rebooted => {
                 let says = "the PLC has restarted and its record does not name this request: a person must find out";
                 self.note(turn, id, "mailbox", says.into());
@@ -583,6 +588,12 @@ impl Gateway {
             .iter()
             .map(|(name, value)| compare(row, operation, name, value))
             .collect();
+        if seeded::is_on(Fault::ReadbackAsProof) {
+            let evidence = Evidence::from_reply(&Reply::Values(values.to_vec()), turn.now, true);
+            let step = Step::Complete(Done::new(evidence, Vec::new()));
+            let _ = self.step(turn, id, step, Cause::gateway(Source::Verifier, ""));
+            return;
+        }
         self.note(turn, id, "readback", says.join("; "));
     }
 

@@ -9,6 +9,7 @@ use super::machine::{LinkState, Machine};
 use super::spec::{EventKind, MachineSpec, OnRestart, Quality, Value};
 use super::time::{Deadline, NS_PER_MS, Stamp, Validity};
 use super::turn::{Cause, Turn, bounded};
+use crate::seeded::{self, Fault};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -86,7 +87,12 @@ impl Gateway {
                     attempt: Some(attempt),
                     ..Cause::gateway(Source::Recovery, "")
                 };
-                let _ = self.step(turn, id, Step::Doubt(UnknownReason::Restart), cause);
+                let step = if seeded::is_on(Fault::ResendAfterDoubt) {
+                    Step::Return
+                } else {
+                    Step::Doubt(UnknownReason::Restart)
+                };
+                let _ = self.step(turn, id, step, cause);
             }
             State::Queued => self.queued_after_restart(turn, id),
             State::Accepted { since } => {
