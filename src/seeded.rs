@@ -12,6 +12,8 @@ pub enum Fault {
     UnknownAsFailed,
     /// The deadline itself counts as in time.
     DeadlineIncluded,
+    /// Names of the journal's files are not made durable.
+    DirectoryNotSynced,
 }
 
 impl Fault {
@@ -20,6 +22,7 @@ impl Fault {
         Fault::AcknowledgeBeforeSync,
         Fault::UnknownAsFailed,
         Fault::DeadlineIncluded,
+        Fault::DirectoryNotSynced,
     ];
 
     /// As `HOLDFAST_FAULT` names it: `AcknowledgeBeforeSync`.

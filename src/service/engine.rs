@@ -21,6 +21,7 @@ use crate::failpoint;
 use crate::journal::{
     Capacity, CommitError, Damaged, Journal, Pressure, Retention, Sheddable, Usage,
 };
+use crate::seeded::{self, Fault};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -501,6 +502,12 @@ impl Engine {
             blocks.extend(output.blocks);
             effects.extend(output.effects);
             ended.extend(output.ended);
+        }
+        if seeded::is_on(Fault::AcknowledgeBeforeSync) {
+            let answers = effects.extract_if(.., |effect| matches!(effect, Effect::Answer { .. }));
+            for answer in answers.collect::<Vec<_>>() {
+                self.perform(round, answer);
+            }
         }
         if let Store::Open(journal) = &mut self.store
             && !blocks.is_empty()
