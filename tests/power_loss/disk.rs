@@ -4,7 +4,7 @@
 //!
 //! What counts: `fsync` and `fdatasync` of a file make every earlier change of its content and length durable, and
 //! of a directory every earlier change of its names; from when they return. A sync of a file says nothing of its
-//! name. The rest is kept or not: content by sectors of 512 bytes, each by itself; names in their order.
+//! name. What a sync that failed should have written never comes to the disk, whatever is synced later. The rest is kept or not: content by sectors of 512 bytes, each by itself; names in their order.
 
 use super::load::Random;
 use super::tape::{Record, Tape};
@@ -28,8 +28,10 @@ enum Change {
 struct Op {
     /// Its place in the log.
     at: usize,
-    /// From where on it is durable.
+    /// From where on it is durable, or gone for good.
     durable_at: Option<usize>,
+    /// The sync that should have made it durable failed: the kernel takes it for clean, and no later sync writes it.
+    gone: bool,
     change: Change,
 }
 
@@ -92,6 +94,7 @@ impl<'a> History<'a> {
         self.nodes[node].push(Op {
             at,
             durable_at: None,
+            gone: false,
             change,
         });
     }
@@ -154,11 +157,11 @@ impl<'a> History<'a> {
                 }
             }
             Record::SyncEnd { token, failed } => {
-                if let Some((node, covered)) = reading.syncs.remove(token)
-                    && !failed
-                {
-                    for op in &mut self.nodes[node][..covered] {
-                        op.durable_at.get_or_insert(at);
+                if let Some((node, covered)) = reading.syncs.remove(token) {
+                    let all = self.nodes[node][..covered].iter_mut();
+                    for op in all.filter(|op| op.durable_at.is_none()) {
+                        op.durable_at = Some(at);
+                        op.gone = *failed;
                     }
                 }
             }
@@ -293,7 +296,9 @@ impl<'a> Disk<'a> {
             let rest = &ops[self.through[node]..];
             let durable = |op: &&Op| op.durable_at.is_some_and(|at| at < moment.max(1));
             for op in rest.iter().take_while(durable) {
-                self.durable[node].apply(&op.change, self.history.tape);
+                if !op.gone {
+                    self.durable[node].apply(&op.change, self.history.tape);
+                }
                 self.through[node] += 1;
             }
         }

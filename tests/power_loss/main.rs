@@ -2,6 +2,7 @@
 //! gateway that says what is missing.
 
 mod disk;
+mod faults;
 #[path = "../system/harness.rs"]
 mod harness;
 mod judge;

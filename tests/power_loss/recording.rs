@@ -3,7 +3,7 @@
 //! May call: harness, load, tape.
 //! Never: enter anything that was not answered, or not counted at the device.
 
-use super::harness::{PRESS, PRESS_SIM, Rig};
+use super::harness::{PATIENCE, PRESS, PRESS_SIM, Rig};
 use super::load::{self, Asked, Book, Effects, Kind, Random};
 use super::tape::{self, Tape};
 use holdfast::cli::client::Client;
@@ -11,15 +11,20 @@ use holdfast::simulator::{Cause, Device};
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
 
 /// How long a sync takes: long enough that an answer given before its end is seen before its end.
 const SYNC_US: u64 = 2_000;
 const CALLERS: u64 = 3;
 /// Operations of each of the three runs.
 const OPERATIONS: usize = 40;
+
+/// Operations around one error of the disk.
+const OPERATIONS_FEW: usize = 30;
 
 /// A rig on a disk whose every change is logged.
 pub(crate) struct Recorder {
@@ -79,10 +84,15 @@ impl Recorder {
     }
 
     /// Killed between two changes of the disk, so that the log is exact.
-    async fn kill(&mut self) {
+    pub(crate) async fn kill(&mut self) {
         std::fs::write(self.kill_file(), "").unwrap();
         self.rig.until_dead().await;
         std::fs::remove_file(self.kill_file()).unwrap();
+    }
+
+    /// Killed where it changes nothing on the disk: in recovery mode.
+    pub(crate) fn kill_at_rest(&mut self) {
+        self.rig.kill();
     }
 
     /// Created and stopped; started from that and killed; started from what the kill left and killed.
@@ -101,8 +111,56 @@ impl Recorder {
     }
 
     async fn load(&mut self, random: &mut Random, to_the_end: bool) {
+        let enough = self.book.len() + OPERATIONS;
+        let load = self.begin_load(random);
+        let book = Arc::clone(&self.book);
+        self.rig
+            .until("enough operations", async |_| book.len() >= enough)
+            .await;
+        if to_the_end {
+            load.end().await;
+            assert!(self.rig.stop().await.success(), "{}", self.rig.log());
+        } else {
+            self.kill().await;
+            load.end().await;
+        }
+    }
+
+    /// A load that comes to its end.
+    pub(crate) async fn load_some(&mut self) {
+        let enough = self.book.len() + OPERATIONS_FEW;
+        let load = self.begin_load(&mut Random::new(enough as u64));
+        let book = Arc::clone(&self.book);
+        self.rig
+            .until("enough operations", async |_| book.len() >= enough)
+            .await;
+        load.end().await;
+    }
+
+    /// A load under which the process may end, or must; how it did, if it did.
+    pub(crate) async fn load_until_ended(&mut self, must_end: bool) -> Option<ExitStatus> {
+        let enough = self.book.len() + OPERATIONS_FEW;
+        let load = self.begin_load(&mut Random::new(enough as u64));
+        let begun = Instant::now();
+        let ended = loop {
+            let child = self.rig.gateway.as_mut().unwrap();
+            if let Some(status) = child.try_wait().unwrap() {
+                self.rig.gateway = None;
+                break Some(status);
+            }
+            if !must_end && self.book.len() >= enough {
+                break None;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{}", self.rig.log());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        };
+        load.end().await;
+        ended
+    }
+
+    fn begin_load(&self, random: &mut Random) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
-        let (enough, client) = (self.book.len() + OPERATIONS, self.rig.client.clone());
+        let client = self.rig.client.clone();
         let mut tasks = Vec::new();
         for _ in 0..CALLERS {
             let (book, client, stop, log) = (
@@ -113,7 +171,7 @@ impl Recorder {
             );
             let seed = random.next();
             tasks.push(tokio::spawn(async move {
-                call(book, client, stop, log, seed).await
+                call(book, client, stop, log, seed).await;
             }));
         }
         let device = self.rig.device.clone();
@@ -123,28 +181,27 @@ impl Recorder {
         )));
         let (book, theirs, log) = (Arc::clone(&self.book), Arc::clone(&stop), self.log.clone());
         tasks.push(tokio::spawn(async move {
-            watch_device(book, device, theirs, log).await
+            watch_device(book, device, theirs, log).await;
         }));
         let (theirs, log) = (Arc::clone(&stop), self.log.clone());
         tasks.push(tokio::spawn(async move {
-            watch_events(client, theirs, log).await
+            watch_events(client, theirs, log).await;
         }));
-        let book = Arc::clone(&self.book);
-        self.rig
-            .until("enough operations", async |_| book.len() >= enough)
-            .await;
-        if to_the_end {
-            stop.store(true, Ordering::Relaxed);
-            for task in tasks {
-                task.await.unwrap();
-            }
-            assert!(self.rig.stop().await.success(), "{}", self.rig.log());
-        } else {
-            self.kill().await;
-            stop.store(true, Ordering::Relaxed);
-            for task in tasks {
-                task.await.unwrap();
-            }
+        Load { stop, tasks }
+    }
+}
+
+/// Callers, ticking machine and readers at work.
+struct Load {
+    stop: Arc<AtomicBool>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    async fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            task.await.unwrap();
         }
     }
 }

@@ -6,8 +6,9 @@
 // Preloaded. HOLDFAST_SHIM_ROOT: the directory. HOLDFAST_SHIM_LOG: the log, appended to by this process and by
 // the test. HOLDFAST_SHIM_SYNC_US: how long a sync takes. HOLDFAST_SHIM_KILL: once this file is there the process
 // kills itself between two calls, so that the log is exact.
-// HOLDFAST_SHIM_FAIL=kind:n:what:times makes the n-th call of a kind (open, write, fsync, rename) fail,
-// counted from the moment when the file HOLDFAST_SHIM_ARM is there; times 0: from then on for ever.
+// HOLDFAST_SHIM_FAIL=kind:n:what:times:part makes the n-th call of a kind (open, write, fsync, rename, change: any
+// of them that changes something) fail, of those with `part` in the path, counted from the moment when the file
+// HOLDFAST_SHIM_ARM is there; times 0: from then on for ever. what: EIO, ENOSPC, EROFS, or SHORT, a short write.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -46,7 +47,7 @@ static int log_fd = -1, armed, full;
 static long sync_us;
 static uint64_t tokens;
 static uint64_t known[FILES_COUNT_MAX];
-static char fail_kind[16], fail_what[16];
+static char fail_kind[16], fail_what[16], fail_part[64];
 static long fail_at, fail_times = 1, fail_seen;
 
 static void begin(void) {
@@ -57,7 +58,7 @@ static void begin(void) {
     if ((text = getenv("HOLDFAST_SHIM_ARM"))) snprintf(arm_file, sizeof arm_file, "%s", text);
     if ((text = getenv("HOLDFAST_SHIM_SYNC_US"))) sync_us = atol(text);
     if ((text = getenv("HOLDFAST_SHIM_FAIL"))
-        && sscanf(text, "%15[^:]:%ld:%15[^:]:%ld", fail_kind, &fail_at, fail_what, &fail_times) < 3) abort();
+        && sscanf(text, "%15[^:]:%ld:%15[^:]:%ld:%63s", fail_kind, &fail_at, fail_what, &fail_times, fail_part) != 5) abort();
     text = getenv("HOLDFAST_SHIM_LOG");
     if (!text) abort();
     log_fd = (int)syscall(SYS_openat, AT_FDCWD, text, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -142,11 +143,22 @@ static int below(int dir, const char *path, char *whole) {
     return inside;
 }
 
+static const char *path_of(int fd, char *path) {
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, PATH_MAX - 1);
+    path[n > 0 ? n : 0] = 0;
+    return path;
+}
+
 // The error that this call is to meet, 0 for none, -1 for a short write.
-static int fault(const char *kind, const char *path) {
-    if (!fail_at || strcmp(kind, fail_kind) != 0) return 0;
-    if (!armed && arm_file[0] && syscall(SYS_faccessat, AT_FDCWD, arm_file, F_OK) != 0) return 0;
+static int fault(const char *kind, const char *path, int fd) {
+    char whole[PATH_MAX];
+    if (!fail_at || (strcmp(kind, fail_kind) != 0 && strcmp("change", fail_kind) != 0)) return 0;
+    if (!armed && syscall(SYS_faccessat, AT_FDCWD, arm_file, F_OK) != 0) return 0;
     armed = 1;
+    if (!path) path = path_of(fd, whole);
+    if (!strstr(path, fail_part)) return 0;
     fail_seen++;
     if (fail_seen < fail_at || (fail_times && fail_seen >= fail_at + fail_times)) return 0;
     note(FAILED, 0, (uint64_t)fail_seen, 0, path, kind, strlen(kind));
@@ -157,9 +169,9 @@ static int fault(const char *kind, const char *path) {
 static int opens(int dir, const char *path, int flags, mode_t mode) {
     char whole[PATH_MAX * 2];
     enter();
-    int inside = below(dir, path, whole), error = inside ? fault("open", whole) : 0;
-    // On a file system that became read-only, reading goes on.
-    if (error == EROFS && (flags & O_ACCMODE) == O_RDONLY) error = 0;
+    int inside = below(dir, path, whole), error = 0;
+    int changes = (flags & O_ACCMODE) != O_RDONLY;
+    if (inside && (changes || strcmp("change", fail_kind) != 0)) error = fault("open", whole, -1);
     struct stat before, after;
     int there = inside && fstatat(dir, path, &before, 0) == 0;
     int fd = -1;
@@ -216,7 +228,7 @@ static ssize_t writes(int fd, const struct iovec *parts, int count, off_t at) {
         used += parts[i].iov_len;
     }
     enter();
-    int error = fault("write", NULL);
+    int error = fault("write", NULL, fd);
     ssize_t n = -1;
     if (error > 0) {
         errno = error;
@@ -258,7 +270,7 @@ ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t at) { return
 int ftruncate64(int fd, off64_t bytes) {
     uint64_t ino = (pthread_once(&once, begin), watched(fd));
     enter();
-    int error = ino ? fault("write", NULL) : 0, result = -1;
+    int error = ino ? fault("write", NULL, fd) : 0, result = -1;
     if (error > 0) errno = error;
     else result = (int)syscall(SYS_ftruncate, fd, bytes);
     if (result == 0 && ino) note(LENGTH, ino, (uint64_t)bytes, 0, NULL, NULL, 0);
@@ -277,7 +289,7 @@ static int syncs(int fd, long call) {
     struct timespec pause = { sync_us / 1000000, sync_us % 1000000 * 1000 };
     nanosleep(&pause, NULL);
     enter();
-    int error = fault("fsync", NULL);
+    int error = fault("fsync", NULL, fd);
     note(SYNC_END, ino, token, error > 0, NULL, NULL, 0);
     if (error > 0) errno = error;
     leave();
@@ -290,7 +302,7 @@ static int renames(int from_dir, const char *from, int to_dir, const char *to, u
     char whole_from[PATH_MAX * 2], whole_to[PATH_MAX * 2];
     enter();
     int a = below(from_dir, from, whole_from), b = below(to_dir, to, whole_to);
-    int error = a || b ? fault("rename", whole_to) : 0, result = -1;
+    int error = a || b ? fault("rename", whole_to, -1) : 0, result = -1;
     if (error > 0) errno = error;
     else result = (int)syscall(SYS_renameat2, from_dir, from, to_dir, to, flags);
     if (result == 0 && (a || b)) {
@@ -307,8 +319,9 @@ int renameat2(int a, const char *from, int b, const char *to, unsigned flags) { 
 int unlinkat(int dir, const char *path, int flags) {
     char whole[PATH_MAX * 2];
     enter();
-    int inside = below(dir, path, whole);
-    int result = (int)syscall(SYS_unlinkat, dir, path, flags);
+    int inside = below(dir, path, whole), error = inside ? fault("unlink", whole, -1) : 0, result = -1;
+    if (error > 0) errno = error;
+    else result = (int)syscall(SYS_unlinkat, dir, path, flags);
     if (result == 0 && inside) note(UNLINK, 0, 0, 0, whole, NULL, 0);
     leave();
     return result;
@@ -320,8 +333,9 @@ int mkdirat(int dir, const char *path, mode_t mode) {
     char whole[PATH_MAX * 2];
     struct stat made;
     enter();
-    int inside = below(dir, path, whole);
-    int result = (int)syscall(SYS_mkdirat, dir, path, mode);
+    int inside = below(dir, path, whole), error = inside ? fault("mkdir", whole, -1) : 0, result = -1;
+    if (error > 0) errno = error;
+    else result = (int)syscall(SYS_mkdirat, dir, path, mode);
     if (result == 0 && inside && fstatat(dir, path, &made, 0) == 0) {
         know(made.st_ino);
         note(MKDIR, made.st_ino, 0, 0, whole, NULL, 0);
