@@ -211,7 +211,21 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn run(mut self) -> Result<(), EngineError> {
+    pub fn run(self) -> Result<(), EngineError> {
+        let held = match &self.store {
+            Store::Open(journal) => Some(journal.reader()),
+            Store::ReadOnly(_) => None,
+        };
+        let result = self.run_to_the_end();
+        if result.is_err() {
+            // Closing the store would write and sync once more, and panic where that fails: the reason why the
+            // gateway ends would never be told.
+            std::mem::forget(held);
+        }
+        result
+    }
+
+    fn run_to_the_end(mut self) -> Result<(), EngineError> {
         let mut round = Round {
             waiters: HashMap::new(),
             ended: HashMap::new(),

@@ -8,7 +8,8 @@
 // kills itself between two calls, so that the log is exact.
 // HOLDFAST_SHIM_FAIL=kind:n:what:times:part makes the n-th call of a kind (open, write, fsync, rename, change: any
 // of them that changes something) fail, of those with `part` in the path, counted from the moment when the file
-// HOLDFAST_SHIM_ARM is there; times 0: from then on for ever. what: EIO, ENOSPC, EROFS, or SHORT, a short write.
+// HOLDFAST_SHIM_ARM is there; times 0: from then on for ever; a part that ends in '+' holds for the
+// first failure, and everything fails after it. what: EIO, ENOSPC, EROFS, or SHORT, a short write.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -43,7 +44,7 @@ static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char root[PATH_MAX], kill_file[PATH_MAX], arm_file[PATH_MAX];
 static size_t root_bytes;
-static int log_fd = -1, armed, full;
+static int log_fd = -1, armed, full, widens;
 static long sync_us;
 static uint64_t tokens;
 static uint64_t known[FILES_COUNT_MAX];
@@ -59,6 +60,8 @@ static void begin(void) {
     if ((text = getenv("HOLDFAST_SHIM_SYNC_US"))) sync_us = atol(text);
     if ((text = getenv("HOLDFAST_SHIM_FAIL"))
         && sscanf(text, "%15[^:]:%ld:%15[^:]:%ld:%63s", fail_kind, &fail_at, fail_what, &fail_times, fail_part) != 5) abort();
+    size_t bytes = strlen(fail_part);
+    if (bytes && fail_part[bytes - 1] == '+') fail_part[bytes - 1] = 0, widens = 1;
     text = getenv("HOLDFAST_SHIM_LOG");
     if (!text) abort();
     log_fd = (int)syscall(SYS_openat, AT_FDCWD, text, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
@@ -161,6 +164,7 @@ static int fault(const char *kind, const char *path, int fd) {
     if (!strstr(path, fail_part)) return 0;
     fail_seen++;
     if (fail_seen < fail_at || (fail_times && fail_seen >= fail_at + fail_times)) return 0;
+    if (widens) fail_part[0] = 0;
     note(FAILED, 0, (uint64_t)fail_seen, 0, path, kind, strlen(kind));
     if (strcmp(fail_what, "SHORT") == 0) return -1;
     return strcmp(fail_what, "ENOSPC") == 0 ? ENOSPC : strcmp(fail_what, "EROFS") == 0 ? EROFS : EIO;
