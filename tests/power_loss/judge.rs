@@ -178,6 +178,21 @@ impl Bench {
         if let Some(key) = told.events.difference(&keys).next() {
             return Err(format!("event {key} was shown, and is lost"));
         }
+        let items: BTreeSet<String> = events
+            .iter()
+            .filter(|(_, event, _)| event.event_type == "unit.done")
+            .filter_map(|(_, event, _)| serde_json::from_str::<serde_json::Value>(&event.body).ok())
+            .map(|body| body["item"].to_string().trim_matches('"').to_owned())
+            .collect();
+        if let Some(number) = told
+            .items
+            .iter()
+            .find(|number| !items.contains(&number.to_string()))
+        {
+            return Err(format!(
+                "item {number} was acknowledged to the machine, and is lost"
+            ));
+        }
         let lines = self.lines();
         for cursor in recovered
             .cursors

@@ -2,20 +2,23 @@
 //! May call: recording, disk, judge.
 //! Never: pass if a loss was silent, or if nothing could have been lost.
 
-use super::disk::{Disk, History};
+use super::disk::{Disk, History, Image};
 use super::judge::{Bench, Verdict};
 use super::load::{self, Effects, Random};
-use super::recording::{Recorder, Told, effects_in_all};
+use super::recording::{Recorder, Told, effects_in_all, simulator_toml};
 use super::tape::{Record, Tape};
 use holdfast::simulator::{Simulator, SimulatorSpec};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Replays the same choices; another one by `HOLDFAST_SEED`.
 const SEED: u64 = 0x0070_6f77_6572;
 /// Another number by `HOLDFAST_IMAGES`.
-const IMAGES: u64 = 240;
+const IMAGES: u64 = 200;
+/// Images of one recording; more are of another one.
+const IMAGES_PER_RECORDING: u64 = 100;
 /// Of so many images, one is also started by the real binary.
-const IMAGES_PER_START: usize = 20;
+const IMAGES_PER_START: usize = 25;
 /// Within so many images a deliberate fault must show.
 const FAULT_IMAGES: u64 = 200;
 
@@ -23,22 +26,29 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// When power is lost: anywhere, just after something was told, just before a sync returns.
+/// When power is lost: anywhere, just after something was told, just before a sync returns, while it stops or starts.
 fn moments(tape: &Tape, count: u64, random: &mut Random) -> Vec<usize> {
     let all = tape.records.len();
-    let told: Vec<usize> = tape.marks().map(|(at, _)| at + 1).collect();
+    let marks: Vec<(usize, &str)> = tape.marks().collect();
     let syncs: Vec<usize> = (0..all)
         .filter(|at| matches!(tape.records[*at], Record::SyncEnd { .. }))
         .collect();
+    // The first thing told after a start is its epoch.
+    let mut starts = Vec::new();
+    for (nth, (at, text)) in marks.iter().enumerate() {
+        if text.starts_with("epoch") {
+            starts.push((nth.checked_sub(1).map_or(0, |before| marks[before].0), *at));
+        }
+    }
+    let one = |count: usize, random: &mut Random| random.below(count as u64) as usize;
     let mut moments: Vec<usize> = (0..count)
-        .map(|_| {
-            let of = |from: &[usize], random: &mut Random| {
-                from[random.below(from.len() as u64) as usize]
-            };
-            match random.below(10) {
-                0..=4 => random.below(all as u64 + 1) as usize,
-                5..=7 => of(&told, random),
-                _ => of(&syncs, random),
+        .map(|_| match random.below(10) {
+            0..=3 => one(all + 1, random),
+            4..=6 => marks[one(marks.len(), random)].0 + 1,
+            7 => syncs[one(syncs.len(), random)],
+            _ => {
+                let (from, to) = starts[one(starts.len(), random)];
+                from + one(to - from + 1, random)
             }
         })
         .collect();
@@ -56,10 +66,56 @@ struct Counts {
     lost: Vec<String>,
     with_loose: usize,
     torn: usize,
+    /// Started by the real binary too.
     started: usize,
+    recordings: usize,
+    entries: usize,
+    syncs: usize,
+    /// Where it was met.
+    places: BTreeMap<&'static str, usize>,
+    /// Of what had been told by then, in all images.
+    told: BTreeMap<&'static str, usize>,
+}
+
+/// What must have been met: creation, a start after a kill, a stop.
+const PLACES: [&str; 5] = [
+    "before the journal was created",
+    "with the copy of an unclean start",
+    "with half of that copy",
+    "after a clean stop",
+    "under way",
+];
+
+fn place(image: &Image) -> &'static str {
+    let is_there = |name: &str| {
+        let below = Path::new("state/journal").join(name);
+        image.files.keys().any(|path| path.starts_with(&below))
+    };
+    if !is_there("created") {
+        PLACES[0]
+    } else if is_there("aside") {
+        PLACES[1]
+    } else if is_there("aside.copying") {
+        PLACES[2]
+    } else if is_there("clean") {
+        PLACES[3]
+    } else {
+        PLACES[4]
+    }
 }
 
 impl Counts {
+    fn count_told(&mut self, told: &Told) {
+        for (what, many) in [
+            ("operations", told.operations.len()),
+            ("effects", told.effects.len()),
+            ("events", told.events.len()),
+            ("items", told.items.len()),
+        ] {
+            *self.told.entry(what).or_default() += many;
+        }
+    }
+
     fn take(&mut self, moment: usize, verdict: Verdict) {
         self.images += 1;
         match verdict {
@@ -72,7 +128,7 @@ impl Counts {
 }
 
 /// Records, then judges images; stops at the first loss if one is wanted.
-async fn cut(seed: u64, images: u64, fault: Option<&str>) -> Counts {
+async fn cut(seed: u64, images: u64, fault: Option<&str>, counts: &mut Counts) {
     let mut recorder = Recorder::new().await;
     let env: Vec<(&str, &str)> = fault.iter().map(|name| ("HOLDFAST_FAULT", *name)).collect();
     recorder.run(seed, &env).await;
@@ -82,13 +138,19 @@ async fn cut(seed: u64, images: u64, fault: Option<&str>) -> Counts {
     let bench = Bench::new(&recorder.rig);
     bench.assert_same(&disk.whole());
     let mut random = Random::new(seed ^ 1);
-    let (mut told, mut counts) = (Told::default(), Counts::default());
+    let mut told = Told::default();
+    let is_sync = |record: &&Record| matches!(record, Record::SyncEnd { .. });
+    counts.recordings += 1;
+    counts.entries += tape.records.len();
+    counts.syncs += tape.records.iter().filter(is_sync).count();
     for (nth, moment) in moments(&tape, images, &mut random).into_iter().enumerate() {
         disk.advance(moment);
         told.advance(&tape, moment);
         let image = disk.image(moment, &mut random);
         counts.with_loose += usize::from(image.loose > 0);
         counts.torn += usize::from(image.kept > 0 && image.kept < image.loose);
+        *counts.places.entry(place(&image)).or_default() += 1;
+        counts.count_told(&told);
         bench.lay(&image);
         counts.take(moment, bench.judge(&told));
         if fault.is_some() && !counts.lost.is_empty() {
@@ -100,13 +162,12 @@ async fn cut(seed: u64, images: u64, fault: Option<&str>) -> Counts {
             counts.started += 1;
         }
     }
-    counts
 }
 
 /// The real binary on an image, and a machine that is new since; everything is asked for once more.
 async fn start_on(recorder: &mut Recorder, told: &Told) {
     let rig = &mut recorder.rig;
-    let spec = SimulatorSpec::from_toml(&load::sim_toml(super::harness::PRESS_SIM)).unwrap();
+    let spec = SimulatorSpec::from_toml(&simulator_toml()).unwrap();
     let old = rig.simulator.address().to_string();
     rig.simulator = Simulator::start(spec).await.unwrap();
     rig.device = rig.simulator.device();
@@ -175,7 +236,12 @@ async fn after_a_power_loss_at_any_moment_nothing_told_is_lost_in_silence() {
         number("HOLDFAST_IMAGES", IMAGES),
     );
     println!("HOLDFAST_SEED={seed} HOLDFAST_IMAGES={images}");
-    let counts = cut(seed, images, None).await;
+    let mut counts = Counts::default();
+    while (counts.images as u64) < images {
+        let more = (images - counts.images as u64).min(IMAGES_PER_RECORDING);
+        let seed = seed + counts.recordings as u64;
+        cut(seed, more, None, &mut counts).await;
+    }
     println!("{counts:#?}");
     assert!(counts.lost.is_empty(), "{:#?}", counts.lost);
     assert!(
@@ -187,11 +253,19 @@ async fn after_a_power_loss_at_any_moment_nothing_told_is_lost_in_silence() {
         "too little was torn: {counts:?}"
     );
     assert!(counts.started > 0, "{counts:?}");
+    for place in PLACES {
+        assert!(
+            counts.places.contains_key(place),
+            "never {place}: {counts:?}"
+        );
+    }
+    assert!(counts.told.values().all(|many| *many > 0), "{counts:?}");
 }
 
 /// A fault that is put in on purpose is found.
 async fn must_be_found(fault: &str) {
-    let counts = cut(SEED, FAULT_IMAGES, Some(fault)).await;
+    let mut counts = Counts::default();
+    cut(SEED, FAULT_IMAGES, Some(fault), &mut counts).await;
     println!("{fault}: {:?} after {} images", counts.lost, counts.images);
     assert!(!counts.lost.is_empty(), "{fault} was not found: {counts:?}");
 }

@@ -17,6 +17,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
+/// A source that the gateway acknowledges to the machine.
+const HANDSHAKE: &str = r#"
+[[event]]
+type = "unit.done"
+source = "handshake"
+ready = "coil:20"
+ack = "coil:21"
+item = "holding:220"
+data = [{ name = "good", read = "holding:222" }]
+poll = "20ms"
+"#;
+const HANDSHAKE_SIM: &str = r#"
+[[handshake]]
+ready = "coil:20"
+ack = "coil:21"
+item = "holding:220"
+data = "holding:222"
+"#;
+
+/// The machine of these tests, as it comes.
+pub(crate) fn simulator_toml() -> String {
+    load::sim_toml(PRESS_SIM) + HANDSHAKE_SIM
+}
+
 /// How long a sync takes: long enough that an answer given before its end is seen before its end.
 const SYNC_US: u64 = 2_000;
 const CALLERS: u64 = 3;
@@ -39,7 +63,7 @@ impl Recorder {
     pub(crate) async fn new() -> Self {
         let home = tempfile::tempdir().unwrap();
         let shim = tape::build_shim(home.path());
-        let rig = Rig::with(&load::machine_toml(PRESS), &load::sim_toml(PRESS_SIM)).await;
+        let rig = Rig::with(&(load::machine_toml(PRESS) + HANDSHAKE), &simulator_toml()).await;
         let log = home.path().join("log");
         Self {
             rig,
@@ -252,9 +276,24 @@ pub(crate) async fn submit(client: &Client, log: &Path, id: &str, body: &Json, w
 
 async fn watch_device(book: Arc<Book>, device: Device, stop: Arc<AtomicBool>, log: PathBuf) {
     let mut every = tokio::time::interval(Duration::from_millis(1));
+    let known = device.items(0);
+    let mut items_entered = known.iter().filter(|item| item.acknowledged).count();
     let (mut seen, mut entered) = (device.ledger().len(), BTreeSet::new());
     while !stop.load(Ordering::Relaxed) {
         every.tick().await;
+        let items = device.items(0);
+        let acknowledged: Vec<u32> = items
+            .iter()
+            .filter(|item| item.acknowledged)
+            .map(|item| item.number)
+            .collect();
+        for number in acknowledged.iter().skip(items_entered) {
+            tape::mark(&log, &format!("item {number}"));
+        }
+        items_entered = items_entered.max(acknowledged.len());
+        if acknowledged.len() == items.len() {
+            device.present(0, 1);
+        }
         let fresh = device.ledger_since(seen);
         if fresh.is_empty() {
             continue;
@@ -308,6 +347,8 @@ pub(crate) struct Told {
     pub(crate) events: BTreeSet<String>,
     pub(crate) epoch: u64,
     pub(crate) request_id: u32,
+    /// Items that the machine saw acknowledged.
+    pub(crate) items: BTreeSet<u32>,
     through: usize,
 }
 
@@ -334,6 +375,7 @@ impl Told {
                 }
             }
             "effect" => drop(self.effects.insert(rest.into())),
+            "item" => drop(self.items.insert(rest.parse().unwrap())),
             "event" => drop(self.events.insert(rest.into())),
             "epoch" => self.epoch = self.epoch.max(rest.parse().unwrap()),
             "request" => self.request_id = self.request_id.max(rest.parse().unwrap()),
