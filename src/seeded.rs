@@ -40,6 +40,8 @@ pub enum Fault {
     PlcRestartIgnored,
     /// A value read back completes an unknown outcome.
     ReadbackAsProof,
+    /// Names of the journal's files are not made durable.
+    DirectoryNotSynced,
 }
 
 impl Fault {
@@ -62,6 +64,7 @@ impl Fault {
         Fault::RequestIdNotDurable,
         Fault::PlcRestartIgnored,
         Fault::ReadbackAsProof,
+        Fault::DirectoryNotSynced,
     ];
 
     /// As `HOLDFAST_FAULT` names it: `AcknowledgeBeforeSync`.

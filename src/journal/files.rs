@@ -14,6 +14,7 @@
 //! | `adopted` | that somebody has, and why; taken over at the next open |
 //! | `aside/` | the store as it was before an open after an unclean stop |
 
+use crate::seeded::{self, Fault};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -93,6 +94,9 @@ pub(super) fn close_to_others(dir: &Path) -> io::Result<()> {
 
 /// Makes names in `dir` durable.
 pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
+    if seeded::is_on(Fault::DirectoryNotSynced) {
+        return Ok(());
+    }
     File::open(dir)?.sync_all()
 }
 

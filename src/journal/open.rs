@@ -71,7 +71,17 @@ pub fn open(options: Options) -> Result<Opened, OpenError> {
         Ok(loaded) => loaded,
         Err(finding) => return Ok(damaged(&options, lock, vec![finding])),
     };
-    finish(options, lock, generation, loaded, clean)
+    let held = loaded.store.log.clone();
+    let opened = finish(options, lock, generation, loaded, clean);
+    match &opened {
+        // Closing would write and sync once more, and panic where that fails: the reason would never be told.
+        Err(error) if !error.passes() => std::mem::forget(held),
+        _ => drop(guarded(|| {
+            drop(held);
+            Ok(())
+        })),
+    }
+    opened
 }
 
 fn take_lock(dir: &Path) -> Result<Lock, OpenError> {

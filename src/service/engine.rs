@@ -21,6 +21,7 @@ use crate::failpoint;
 use crate::journal::{
     Capacity, CommitError, Damaged, Journal, Pressure, Retention, Sheddable, Usage,
 };
+use crate::seeded::{self, Fault};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -210,7 +211,21 @@ impl Engine {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn run(mut self) -> Result<(), EngineError> {
+    pub fn run(self) -> Result<(), EngineError> {
+        let held = match &self.store {
+            Store::Open(journal) => Some(journal.reader()),
+            Store::ReadOnly(_) => None,
+        };
+        let result = self.run_to_the_end();
+        if result.is_err() {
+            // Closing the store would write and sync once more, and panic where that fails: the reason why the
+            // gateway ends would never be told.
+            std::mem::forget(held);
+        }
+        result
+    }
+
+    fn run_to_the_end(mut self) -> Result<(), EngineError> {
         let mut round = Round {
             waiters: HashMap::new(),
             ended: HashMap::new(),
@@ -501,6 +516,12 @@ impl Engine {
             blocks.extend(output.blocks);
             effects.extend(output.effects);
             ended.extend(output.ended);
+        }
+        if seeded::is_on(Fault::AcknowledgeBeforeSync) {
+            let answers = effects.extract_if(.., |effect| matches!(effect, Effect::Answer { .. }));
+            for answer in answers.collect::<Vec<_>>() {
+                self.perform(round, answer);
+            }
         }
         if let Store::Open(journal) = &mut self.store
             && !blocks.is_empty()

@@ -359,6 +359,12 @@ impl Effects {
                     (150, [by]) => (Kind::Nudge, u32::from(*by)),
                     _ => panic!("nobody asked for this: {effect}"),
                 },
+                // A handshake's acknowledgement: its test looks at the items.
+                Cause::Write {
+                    area: ModbusArea::Coil,
+                    start: 21,
+                    ..
+                } => continue,
                 _ => panic!("nobody asked for this: {effect}"),
             };
             *counted.entry(whose).or_default() += 1;
