@@ -7,3 +7,4 @@ mod late;
 mod peers;
 mod rig;
 mod serial;
+mod slmp;

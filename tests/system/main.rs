@@ -50,3 +50,4 @@ mod smoke;
 mod sources;
 mod systemd_notify;
 mod upstream_cli;
+mod virtual_plc;
