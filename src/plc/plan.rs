@@ -3,6 +3,7 @@
 //! Never: tear a value over two requests; forget a refusal within the run.
 
 use super::exchange::shown;
+use super::scatter::Scatter;
 use crate::core::contract::DeviceCode;
 use crate::core::spec::{Area, EventKind, LinkSpec, MachineSpec, Scalar, Value};
 use std::collections::BTreeMap;
@@ -86,6 +87,8 @@ pub struct Limits {
     pub bits_max: u16,
     /// Widest gap that is read along.
     pub gap_max: u16,
+    /// What one request may hold of places that are further apart.
+    pub scatter: Scatter,
 }
 
 impl Limits {
@@ -110,6 +113,11 @@ impl Limits {
             registers_max,
             bits_max,
             gap_max: GAP_REGISTERS_MAX,
+            scatter: match link {
+                LinkSpec::Mc(link) => super::melsec::scatter(link),
+                LinkSpec::C24(link) => super::melsec::serial_scatter(link),
+                LinkSpec::ModbusTcp(_) | LinkSpec::ModbusRtu(_) => Scatter::default(),
+            },
         }
     }
 
@@ -517,6 +525,11 @@ mod tests {
         registers_max: 125,
         bits_max: 2000,
         gap_max: GAP_REGISTERS_MAX,
+        scatter: Scatter {
+            random_places_max: 0,
+            blocks_max: 0,
+            words_max: 0,
+        },
     };
 
     fn at(area: ModbusArea, offset: u16, data_type: DataType) -> Scalar {
@@ -610,7 +623,7 @@ mod tests {
                     at(ModbusArea::Holding, offset % (65535 - 4), data_type)
                 })
                 .collect();
-            let limits = Limits { registers_max, bits_max: 2000, gap_max };
+            let limits = Limits { registers_max, bits_max: 2000, gap_max, ..LIMITS };
             let spans = merge(&points, limits);
             for span in &spans {
                 prop_assert!(limits.check(*span).is_ok());
