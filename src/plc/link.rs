@@ -486,6 +486,7 @@ impl Link {
         let end = match &read {
             Ok(_) => StepEnd::Read,
             Err(called) => match &called.end {
+                end if end.is_unknown_command() && self.knows_not(step) => StepEnd::Again,
                 End::Code(coded) => match coded.proof {
                     Proof::RefusedPlace | Proof::RefusedLength => {
                         StepEnd::Refused(coded.code.clone())
@@ -496,6 +497,7 @@ impl Link {
                 _ => StepEnd::Failed,
             },
         };
+        plan.scattering(self.scatter);
         let busy = end == StepEnd::Busy;
         let settled = plan.finish(step, end, now.boottime_ns);
         let (words, doubt) = match read {
@@ -532,12 +534,12 @@ impl Link {
 
     async fn read_step(&mut self, step: &ReadRequest) -> Result<(Words, Option<String>), Called> {
         let Some(guard) = step.guard else {
-            return Ok((self.read_spans(&step.spans).await?, step.torn.clone()));
+            return Ok((self.read_at_once(step).await?, step.torn.clone()));
         };
         let guard_place = [Span::of(&guard)];
         let mut before = self.read_spans(&guard_place).await?;
         for tries_left in (0..GUARD_TRIES_MAX).rev() {
-            let words = self.read_spans(&step.spans).await?;
+            let words = self.read_at_once(step).await?;
             let after = self.read_spans(&guard_place).await?;
             if before.0 == after.0 {
                 return Ok((words, None));
@@ -552,6 +554,42 @@ impl Link {
             before = after;
         }
         Err(Called::not_sent("nothing was read"))
+    }
+
+    /// The places of a step, by one request where the plan has one.
+    async fn read_at_once(&mut self, step: &ReadRequest) -> Result<Words, Called> {
+        let Some(scattered) = &step.scattered else {
+            return self.read_spans(&step.spans).await;
+        };
+        let called = self.call(&Ask::Scattered(scattered.clone())).await;
+        let End::Words(all) = &called.end else {
+            return Err(called);
+        };
+        let mut rest = all.as_slice();
+        let mut words = Words(Vec::new());
+        for span in &scattered.spans {
+            let (own, others) = rest.split_at(rest.len().min(span.count.into()));
+            words.0.push((*span, own.to_vec()));
+            rest = others;
+        }
+        Ok(words)
+    }
+
+    /// Takes note that the device does not know the request for a step's scattered places; `false`: it was
+    /// another request. Until the next connection they are read in another way.
+    fn knows_not(&mut self, step: &ReadRequest) -> bool {
+        let Some(scattered) = &step.scattered else {
+            return false;
+        };
+        self.scatter = self.scatter.without(scattered.how);
+        if !std::mem::replace(&mut self.scatter_noted, true) {
+            log::warn!(
+                "{}: the device does not know {}: scattered places take more requests",
+                self.spec.address(),
+                scattered.how
+            );
+        }
+        true
     }
 
     /// Where the bytes of this link can be looked at.

@@ -3,6 +3,7 @@
 //! Never: decide what an outcome means for an operation; write on a link in doubt; write anything again.
 
 pub mod diagnose;
+mod diagnose_c24;
 mod echo;
 mod exchange;
 mod gate;

@@ -13,6 +13,15 @@ pub enum How {
     Blocks,
 }
 
+impl std::fmt::Display for How {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Random => "random reads (0403)",
+            Self::Blocks => "block reads (0406)",
+        })
+    }
+}
+
 /// Several spans of words, read by one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scattered {

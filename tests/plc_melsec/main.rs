@@ -4,6 +4,8 @@
 
 mod exchange;
 mod late;
+mod loopback;
 mod peers;
 mod rig;
+mod scatter;
 mod serial;
