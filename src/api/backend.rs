@@ -174,6 +174,8 @@ pub struct MachineStatus {
     pub since: Stamp,
     /// Why, in plain words.
     pub reason: String,
+    /// What its CPU calls itself over this connection, where it was asked and says so.
+    pub model: Option<String>,
     /// What is under way.
     pub in_flight: Option<OperationId>,
     /// How many wait, are held, are unknown.

@@ -184,6 +184,8 @@ pub struct MachineView {
     pub owner: String,
     pub read_only: bool,
     pub link: LinkView,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     pub in_flight: Option<String>,
     pub queued: usize,
     pub held: usize,

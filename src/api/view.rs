@@ -305,6 +305,7 @@ pub fn view_machine(machine: &backend::MachineStatus) -> MachineView {
             since: time(&machine.since),
             reason: machine.reason.clone(),
         },
+        model: machine.model.clone(),
         in_flight: machine.in_flight.as_ref().map(ToString::to_string),
         queued: machine.queued,
         held: machine.held,

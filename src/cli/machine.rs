@@ -64,6 +64,9 @@ pub(super) async fn run(
     let one: MachineView = raw.parse()?;
     show_machine(&one, &now, out);
     out.line(&format!("  commanded by {}", one.owner));
+    if let Some(model) = &one.model {
+        out.line(&format!("  CPU {model}"));
+    }
     for (name, count) in &one.counters {
         out.line(&format!("  {name} {}", count.as_str().unwrap_or("?")));
     }

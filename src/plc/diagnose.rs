@@ -2,6 +2,7 @@
 //! May call: link, rtu, serial of this room; core link types, sys's counters.
 //! Never: send anything; call a guess a finding: each text says what was seen.
 
+use super::diagnose_c24;
 use super::link::LinkError;
 use super::matching::hex;
 use super::rtu;
@@ -47,7 +48,7 @@ pub struct Diagnosis {
     pub mend: Vec<String>,
 }
 
-fn found(code: &'static str, text: impl Into<String>, mend: &[&str]) -> Diagnosis {
+pub(super) fn found(code: &'static str, text: impl Into<String>, mend: &[&str]) -> Diagnosis {
     Diagnosis {
         code,
         text: text.into(),
@@ -249,18 +250,9 @@ fn no_reply(facts: &Facts<'_>, why: &str) -> Diagnosis {
                 link.frame.name(),
                 link.format.number()
             ),
-            C24_LOOK_AT,
+            diagnose_c24::LOOK_AT,
         ),
-        (bytes, LinkSpec::C24(link)) => found(
-            "garbage",
-            format!(
-                "{} bytes came back that are no reply in frame {} format {}: {why}",
-                bytes.len(),
-                link.frame.name(),
-                link.format.number()
-            ),
-            C24_LOOK_AT,
-        ),
+        (bytes, LinkSpec::C24(link)) => diagnose_c24::diagnose(link, bytes, why),
         (bytes, LinkSpec::ModbusRtu(link)) => rtu_bytes(facts, link, bytes, why),
         (bytes, LinkSpec::ModbusTcp(link)) => tcp_bytes(link, bytes, why),
         (bytes, LinkSpec::Mc(link)) => mc_bytes(link.code, link.frame, bytes, why),
@@ -268,12 +260,6 @@ fn no_reply(facts: &Facts<'_>, why: &str) -> Diagnosis {
 }
 
 /// A serial module drops in silence what it was not set up for.
-const C24_LOOK_AT: &[&str] = &[
-    "baud rate, parity, data and stop bits must be those of the module's switches or parameters",
-    "protocol of that channel: MC protocol in just this format, with the sum check as configured",
-    "the station number, and on RS-485 whether A and B are the right way round",
-    "a module whose channel is in another mode (nonprocedural, bidirectional) answers nothing",
-];
 
 fn is_closed(why: &str) -> bool {
     [

@@ -5,6 +5,7 @@
 use super::matching::hex;
 use super::metered::{Line, Meter, Tally, count};
 use super::plan::Span;
+use super::scatter::Scattered;
 use crate::core::contract::{DeviceCode, Exchange, Outcome};
 use crate::core::melsec::Remote;
 use crate::core::spec::Address;
@@ -22,6 +23,19 @@ pub(super) enum Ask {
     Write { start: Address, words: Vec<u16> },
     /// A remote operation.
     Remote(Remote),
+    /// The words of several spans in one request, one span after another.
+    Scattered(Scattered),
+    /// The model of the CPU.
+    Model,
+    /// These digits, given back: a reply to anything else carries others.
+    Loopback(Vec<u8>),
+}
+
+impl Ask {
+    /// Whether it can change the device.
+    pub(super) fn is_order(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Remote(_))
+    }
 }
 
 /// What a device's code proves (SEND-04), and what the link may do about it.
@@ -29,6 +43,8 @@ pub(super) enum Ask {
 pub(super) enum Proof {
     /// Judged and refused: no effect.
     Refused,
+    /// As [`Proof::Refused`], because the command is not known here: another may pass.
+    RefusedCommand,
     /// As [`Proof::Refused`], because a place is not there: a request without it may pass.
     RefusedPlace,
     /// As [`Proof::Refused`], because of the length: a shorter request may pass.
@@ -55,7 +71,7 @@ impl Coded {
     pub(super) fn of_write(self) -> Outcome {
         let code = self.code;
         match self.proof {
-            Proof::Refused | Proof::RefusedPlace | Proof::RefusedLength => {
+            Proof::Refused | Proof::RefusedCommand | Proof::RefusedPlace | Proof::RefusedLength => {
                 Outcome::DeviceRefused(code)
             }
             Proof::Accepted => Outcome::DeviceAccepted,
@@ -86,8 +102,10 @@ pub(super) fn shown(code: &DeviceCode) -> String {
 pub(super) enum End {
     /// The values asked for, exactly as many; a bit is a word of 0 or 1.
     Words(Vec<u16>),
-    /// The write, or the order, was acknowledged by its own reply.
+    /// The write, the order or the loopback was acknowledged by its own reply.
     Echo,
+    /// The CPU's name, and its code.
+    Model(String, u16),
     /// A matching reply with this code.
     Code(Coded),
     /// All of it was sent, and nothing ever answers it.
@@ -102,14 +120,20 @@ impl End {
     pub(super) fn is_matched(&self) -> bool {
         matches!(
             self,
-            Self::Words(_) | Self::Echo | Self::Code(_) | Self::Unconfirmable(_)
+            Self::Words(_) | Self::Echo | Self::Model(..) | Self::Code(_) | Self::Unconfirmable(_)
         )
     }
 
     /// Whether the unit itself has judged the request: it is alive.
     pub(super) fn is_judged(&self) -> bool {
-        use Proof::{Refused, RefusedLength, RefusedPlace};
-        matches!(self, Self::Code(c) if matches!(c.proof, Refused | RefusedPlace | RefusedLength))
+        use Proof::{Refused, RefusedCommand, RefusedLength, RefusedPlace};
+        matches!(self, Self::Code(c)
+            if matches!(c.proof, Refused | RefusedCommand | RefusedPlace | RefusedLength))
+    }
+
+    /// Whether the device does not know the command.
+    pub(super) fn is_unknown_command(&self) -> bool {
+        matches!(self, Self::Code(coded) if coded.proof == Proof::RefusedCommand)
     }
 
     pub(super) fn is_busy(&self) -> bool {

@@ -4,13 +4,16 @@
 
 use super::exchange::{Ask, Called, End, Proof, Session, shown};
 use super::gate::gate_places;
+use super::loopback::Loopback;
 use super::metered::{Clock, Tally, count};
 use super::opener::Opener;
 use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
 use super::port::{Manners, Ports};
+use super::scatter::Scatter;
 use super::secrets::Secrets;
 use super::tap::Tap;
 use super::turns::{Purpose, Turn};
+use crate::core::c24::C24Frame;
 use crate::core::contract::{DeviceCode, Exchange, Job, Outcome, Reply};
 use crate::core::serial::Way;
 use crate::core::spec::{
@@ -114,6 +117,21 @@ pub struct Reading {
     pub at: Stamp,
 }
 
+/// What a CPU calls itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// Such as `Q06UDVCPU`.
+    pub name: String,
+    /// Its number in the manual's list.
+    pub code: u16,
+}
+
+impl std::fmt::Display for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({:04X})", self.name, self.code)
+    }
+}
+
 /// One machine's link.
 pub struct Link {
     pub(super) spec: LinkSpec,
@@ -145,7 +163,13 @@ pub struct Link {
     /// A late reply may carry a secret.
     secret_due: bool,
     /// On a line whose replies say not what they answer: one may still be on its way.
-    doubted: bool,
+    pub(super) doubted: bool,
+    /// What the device makes of a loopback test.
+    pub(super) loopback: Loopback,
+    /// What this connection can read at once of scattered places.
+    pub(super) scatter: Scatter,
+    /// It was said that the device does not know such a command.
+    pub(super) scatter_noted: bool,
 }
 
 /// Words that were read, by place.
@@ -208,7 +232,15 @@ impl Link {
             secrets: Secrets::of(spec),
             secret_due: false,
             doubted: false,
+            loopback: Loopback::default(),
+            scatter: Limits::of(&spec.link).scatter,
+            scatter_noted: false,
         }
+    }
+
+    /// What will identify the next request.
+    pub(super) fn next_ident(&self) -> u16 {
+        self.ident
     }
 
     /// Whether what follows is for a command: on a line that others use too it goes before their polls.
@@ -264,6 +296,7 @@ impl Link {
                 self.connect_error(&error)
             })?);
             count(&self.tally.connects);
+            self.scatter = self.limits.scatter;
         }
         // What never answers is there as far as anybody can know.
         if self.spec.is_broadcast() {
@@ -271,6 +304,7 @@ impl Link {
             self.failures = 0;
             return Ok(());
         }
+        let proven = self.prove_line().await?;
         let read = self.read_spans(&[self.probe]).await;
         match read {
             Ok(_) => {}
@@ -280,9 +314,11 @@ impl Link {
         }
         // That may have been the late reply to an earlier request, and its own reply comes only now: it must
         // not be taken for the next one's.
-        if let (true, Some(port), Some(manners)) =
-            (self.doubted, &self.opener.port, Manners::of(&self.spec))
-        {
+        if let (true, Some(port), Some(manners)) = (
+            self.doubted && !proven,
+            &self.opener.port,
+            Manners::of(&self.spec),
+        ) {
             port.settle(&manners);
         }
         self.doubted = false;
@@ -450,6 +486,7 @@ impl Link {
         let end = match &read {
             Ok(_) => StepEnd::Read,
             Err(called) => match &called.end {
+                end if end.is_unknown_command() && self.knows_not(step) => StepEnd::Again,
                 End::Code(coded) => match coded.proof {
                     Proof::RefusedPlace | Proof::RefusedLength => {
                         StepEnd::Refused(coded.code.clone())
@@ -460,6 +497,7 @@ impl Link {
                 _ => StepEnd::Failed,
             },
         };
+        plan.scattering(self.scatter);
         let busy = end == StepEnd::Busy;
         let settled = plan.finish(step, end, now.boottime_ns);
         let (words, doubt) = match read {
@@ -496,12 +534,12 @@ impl Link {
 
     async fn read_step(&mut self, step: &ReadRequest) -> Result<(Words, Option<String>), Called> {
         let Some(guard) = step.guard else {
-            return Ok((self.read_spans(&step.spans).await?, step.torn.clone()));
+            return Ok((self.read_at_once(step).await?, step.torn.clone()));
         };
         let guard_place = [Span::of(&guard)];
         let mut before = self.read_spans(&guard_place).await?;
         for tries_left in (0..GUARD_TRIES_MAX).rev() {
-            let words = self.read_spans(&step.spans).await?;
+            let words = self.read_at_once(step).await?;
             let after = self.read_spans(&guard_place).await?;
             if before.0 == after.0 {
                 return Ok((words, None));
@@ -516,6 +554,42 @@ impl Link {
             before = after;
         }
         Err(Called::not_sent("nothing was read"))
+    }
+
+    /// The places of a step, by one request where the plan has one.
+    async fn read_at_once(&mut self, step: &ReadRequest) -> Result<Words, Called> {
+        let Some(scattered) = &step.scattered else {
+            return self.read_spans(&step.spans).await;
+        };
+        let called = self.call(&Ask::Scattered(scattered.clone())).await;
+        let End::Words(all) = &called.end else {
+            return Err(called);
+        };
+        let mut rest = all.as_slice();
+        let mut words = Words(Vec::new());
+        for span in &scattered.spans {
+            let (own, others) = rest.split_at(rest.len().min(span.count.into()));
+            words.0.push((*span, own.to_vec()));
+            rest = others;
+        }
+        Ok(words)
+    }
+
+    /// Takes note that the device does not know the request for a step's scattered places; `false`: it was
+    /// another request. Until the next connection they are read in another way.
+    fn knows_not(&mut self, step: &ReadRequest) -> bool {
+        let Some(scattered) = &step.scattered else {
+            return false;
+        };
+        self.scatter = self.scatter.without(scattered.how);
+        if !std::mem::replace(&mut self.scatter_noted, true) {
+            log::warn!(
+                "{}: the device does not know {}: scattered places take more requests",
+                self.spec.address(),
+                scattered.how
+            );
+        }
+        true
     }
 
     /// Where the bytes of this link can be looked at.
@@ -547,6 +621,27 @@ impl Link {
         }
     }
 
+    /// Asks the CPU's model; `None`: the protocol has no such request, or the device says nothing of the kind.
+    ///
+    /// # Errors
+    /// [`LinkError`]: the connection did not survive it.
+    pub async fn ask_model(&mut self) -> Result<Option<Model>, LinkError> {
+        let has_model = match &self.spec {
+            LinkSpec::Mc(_) => true,
+            LinkSpec::C24(link) => link.frame != C24Frame::C1,
+            LinkSpec::ModbusTcp(_) | LinkSpec::ModbusRtu(_) => false,
+        };
+        if !has_model {
+            return Ok(None);
+        }
+        let called = self.call(&Ask::Model).await;
+        match called.end {
+            End::Model(name, code) => Ok(Some(Model { name, code })),
+            End::Code(_) => Ok(None),
+            _ => Err(self.error(&called, "the CPU's model")),
+        }
+    }
+
     /// Counts since the start, by name.
     #[must_use]
     pub fn counters(&self) -> Vec<(String, u64)> {
@@ -574,7 +669,7 @@ impl Link {
             Err(why) => return Called::not_sent(why),
         };
         // Others may have had the line meanwhile (TIME-02).
-        if turn.is_some() && !matches!(ask, Ask::Read(_)) && self.is_too_late() {
+        if turn.is_some() && ask.is_order() && self.is_too_late() {
             return Called::not_sent(TOO_LATE);
         }
         let Some(session) = &mut self.session else {
@@ -585,14 +680,17 @@ impl Link {
         let ident = self.ident;
         self.ident = self.ident.wrapping_add(1);
         self.secret_due |= secret;
+        // Also if this future is dropped halfway: the reply may come all the same.
+        let doubted = std::mem::replace(&mut self.doubted, true);
         let called = session.call(ident, ask).await;
+        let unmatched = !called.end.is_matched() && !matches!(called.end, End::NotSent(_));
+        self.doubted = doubted || unmatched;
         // A reply of its own to the request, and so none to an earlier one is still to come.
         self.secret_due &= !called.end.is_matched();
         if let (Some(turn), Some(line), false) =
             (&turn, self.spec.on_line(), called.end.is_matched())
         {
             turn.found_nobody(Duration::from_millis(line.settle_ms));
-            self.doubted |= !matches!(called.end, End::NotSent(_));
         }
         drop(turn);
         match &called.end {
@@ -601,6 +699,7 @@ impl Link {
             // No frame could do it, and the line was not touched.
             End::NotSent(_) if !session.is_closed() => {}
             _ => {
+                self.doubted |= matches!(self.spec, LinkSpec::Mc(_));
                 self.disconnect("no matching reply");
                 self.ended = self.error(&called, "the last request").to_string();
             }
@@ -718,7 +817,7 @@ impl Link {
             End::NotSent(why) if self.is_open() => LinkError::NotPossible(why.clone()),
             End::NotSent(why) => LinkError::Lost(why.clone()),
             End::PartlySent(why) | End::NoReply(why) => LinkError::NoReply(why.clone()),
-            End::Words(_) | End::Echo | End::Unconfirmable(_) => {
+            End::Words(_) | End::Echo | End::Model(..) | End::Unconfirmable(_) => {
                 LinkError::NoReply("not what was asked for".into())
             }
         }
@@ -737,7 +836,7 @@ pub(super) fn write_outcome(end: &End) -> Outcome {
         End::PartlySent(why) => Outcome::PartlySent { why },
         End::NoReply(why) | End::Unconfirmable(why) => Outcome::SentNoReply { why },
         End::Echo => Outcome::DeviceReplied(Reply::WriteEcho),
-        End::Words(_) => Outcome::SentNoReply {
+        End::Words(_) | End::Model(..) => Outcome::SentNoReply {
             why: "a read's reply to a write".into(),
         },
     }

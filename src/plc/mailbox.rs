@@ -230,6 +230,8 @@ fn told(end: &End) -> String {
     match end {
         End::NotSent(why) | End::PartlySent(why) | End::NoReply(why) => why.clone(),
         End::Code(coded) => shown(&coded.code),
-        End::Words(_) | End::Echo | End::Unconfirmable(_) => "not what was asked for".into(),
+        End::Words(_) | End::Model(..) | End::Echo | End::Unconfirmable(_) => {
+            "not what was asked for".into()
+        }
     }
 }

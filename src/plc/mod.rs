@@ -3,10 +3,12 @@
 //! Never: decide what an outcome means for an operation; write on a link in doubt; write anything again.
 
 pub mod diagnose;
+mod diagnose_c24;
 mod echo;
 mod exchange;
 mod gate;
 pub mod link;
+mod loopback;
 mod mailbox;
 mod matching;
 mod melsec;
@@ -17,6 +19,7 @@ pub mod plan;
 pub mod port;
 mod remote;
 mod rtu;
+pub mod scatter;
 pub mod secrets;
 pub mod serial;
 pub mod source;

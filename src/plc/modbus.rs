@@ -153,6 +153,8 @@ pub(super) fn request(ask: &Ask) -> Result<Request<'static>, String> {
         Ask::Read(span) => read_request(*span),
         Ask::Write { start, words } => write_request(*start, words),
         Ask::Remote(order) => Err(format!("Modbus has no remote {}", order.name())),
+        Ask::Scattered(_) => Err("Modbus reads neighbouring places only".into()),
+        Ask::Model | Ask::Loopback(_) => Err("Modbus has no such request here".into()),
     }
 }
 

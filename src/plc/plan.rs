@@ -3,6 +3,7 @@
 //! Never: tear a value over two requests; forget a refusal within the run.
 
 use super::exchange::shown;
+use super::scatter::{Scatter, Scattered};
 use crate::core::contract::DeviceCode;
 use crate::core::spec::{Area, EventKind, LinkSpec, MachineSpec, Scalar, Value};
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ pub const BUSY_RETRIES_MAX: u32 = 2;
 const NS_PER_MS: u64 = 1_000_000;
 /// Never asked for yet: it has missed nothing.
 const DUE_AT_ONCE: u64 = 0;
+/// All blocks that no refusal has parted.
+const FIRST_PARTY: u32 = 0;
 
 /// Neighbouring places of one table or device: one read request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +89,8 @@ pub struct Limits {
     pub bits_max: u16,
     /// Widest gap that is read along.
     pub gap_max: u16,
+    /// What one request may hold of places that are further apart.
+    pub scatter: Scatter,
 }
 
 impl Limits {
@@ -110,6 +115,11 @@ impl Limits {
             registers_max,
             bits_max,
             gap_max: GAP_REGISTERS_MAX,
+            scatter: match link {
+                LinkSpec::Mc(link) => super::melsec::scatter(link),
+                LinkSpec::C24(link) => super::melsec::serial_scatter(link),
+                LinkSpec::ModbusTcp(_) | LinkSpec::ModbusRtu(_) => Scatter::default(),
+            },
         }
     }
 
@@ -193,15 +203,32 @@ pub struct Point {
 /// One step of polling: a few requests that belong together, usually one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadRequest {
-    block: usize,
+    /// Several only where they are read by one request.
+    blocks: Vec<usize>,
     /// The values it yields.
     pub points: Vec<Point>,
     /// What goes over the wire, in this order.
     pub spans: Vec<Span>,
+    /// All of them by one request.
+    pub scattered: Option<Scattered>,
     /// Read before and after; equal, or the values are not of one moment (F051).
     pub guard: Option<Scalar>,
     /// Why the values cannot be known to be of one moment.
     pub torn: Option<String>,
+}
+
+impl ReadRequest {
+    /// Takes `other` in, if one request can read both; `false`: it cannot.
+    fn join(&mut self, other: &Self, scatter: Scatter) -> bool {
+        let spans = [self.spans.as_slice(), &other.spans].concat();
+        let Some(scattered) = scatter.over(&spans) else {
+            return false;
+        };
+        self.blocks.extend(&other.blocks);
+        self.points.extend_from_slice(&other.points);
+        (self.spans, self.scattered) = (spans, Some(scattered));
+        true
+    }
 }
 
 /// How a step ended, as far as the plan must know.
@@ -213,6 +240,8 @@ pub enum StepEnd {
     Refused(DeviceCode),
     /// The device is busy.
     Busy,
+    /// Nothing was read, and another request may do it at once.
+    Again,
     /// Anything else.
     Failed,
 }
@@ -226,6 +255,10 @@ struct Block {
     busy_retries: u32,
     /// The code by which the device refuses this block, which cannot be split further.
     refused: Option<DeviceCode>,
+    /// Read with others of this number by one request, if that can be.
+    party: u32,
+    /// Its pieces are refused by one request; one by one they may be read.
+    piece_by_piece: bool,
 }
 
 impl Block {
@@ -263,6 +296,9 @@ pub struct PollPlan {
     /// By number, so that a step finds its block after others were split.
     blocks: BTreeMap<usize, Block>,
     next_block: usize,
+    next_party: u32,
+    /// What the link can read at once of scattered places.
+    scatter: Scatter,
     /// Cycles in which a block was not read (F033).
     skipped: u64,
 }
@@ -275,6 +311,8 @@ impl PollPlan {
             limits: Limits::of(&spec.link),
             blocks: BTreeMap::new(),
             next_block: 0,
+            next_party: FIRST_PARTY + 1,
+            scatter: Limits::of(&spec.link).scatter,
             skipped: 0,
         };
         let mut singles: BTreeMap<(u64, Area), Vec<Unit>> = BTreeMap::new();
@@ -301,6 +339,8 @@ impl PollPlan {
             units,
             busy_retries: 0,
             refused: None,
+            party: FIRST_PARTY,
+            piece_by_piece: false,
         };
         self.blocks.insert(self.next_block, block);
         self.next_block += 1;
@@ -315,9 +355,30 @@ impl PollPlan {
             .filter(|(_, block)| block.due_ns <= now_ns)
             .collect();
         due.sort_by_key(|(number, block)| (block.due_ns, **number));
-        due.into_iter()
-            .map(|(number, block)| self.step(*number, block))
-            .collect()
+        let mut steps: Vec<(Option<u32>, ReadRequest)> = Vec::new();
+        for (number, block) in due {
+            let step = self.step(*number, block);
+            let party = self.is_joinable(block, &step).then_some(block.party);
+            let joined = steps
+                .iter_mut()
+                .filter(|(other, _)| party.is_some() && *other == party)
+                .any(|(_, other)| other.join(&step, self.scatter));
+            if !joined {
+                steps.push((party, step));
+            }
+        }
+        steps.into_iter().map(|(_, step)| step).collect()
+    }
+
+    /// What the link can read at once of scattered places, as it has turned out over this connection.
+    pub fn scattering(&mut self, scatter: Scatter) {
+        self.scatter = scatter;
+    }
+
+    /// Whether one request may read it together with others: what a device refuses is not to spoil theirs.
+    fn is_joinable(&self, block: &Block, step: &ReadRequest) -> bool {
+        let apart = block.units.iter().any(|unit| unit.in_pieces);
+        !apart && block.refused.is_none() && step.spans.len() == 1
     }
 
     /// When the next step is due.
@@ -360,22 +421,57 @@ impl PollPlan {
         } else {
             self.limits.over_gaps()
         };
+        let spans = merge(&places, limits);
+        let scattered = match in_pieces && !block.piece_by_piece {
+            true => self.scatter.over(&spans),
+            false => None,
+        };
         ReadRequest {
-            block: number,
+            blocks: vec![number],
             points,
-            spans: merge(&places, limits),
             guard: guard.filter(|_| in_pieces),
-            torn: (in_pieces && guard.is_none()).then(|| {
+            torn: (in_pieces && guard.is_none() && scattered.is_none()).then(|| {
                 "the group takes several requests and has no guard, so it may be of several moments"
                     .into()
             }),
+            spans,
+            scattered,
         }
     }
 
     /// Takes note of how `request` ended at `now_ns`; `false`: its values are asked for again at once, in
     /// smaller parts.
     pub fn finish(&mut self, request: &ReadRequest, end: StepEnd, now_ns: u64) -> bool {
-        let Some(block) = self.blocks.get_mut(&request.block) else {
+        match (&end, &request.scattered) {
+            (StepEnd::Again, _) => return false,
+            (StepEnd::Refused(_), Some(_)) => {
+                self.part(&request.blocks);
+                return false;
+            }
+            _ => {}
+        }
+        let mut settled = true;
+        for number in &request.blocks {
+            settled &= self.finish_block(*number, end.clone(), now_ns);
+        }
+        settled
+    }
+
+    /// After a refusal of one request for all of `numbers`, which stay due: two parties from now on, and what is
+    /// alone already is read piece by piece.
+    fn part(&mut self, numbers: &[usize]) {
+        let party = self.next_party;
+        self.next_party = self.next_party.saturating_add(1);
+        for number in &numbers[numbers.len() / 2..] {
+            if let Some(block) = self.blocks.get_mut(number) {
+                block.party = party;
+                block.piece_by_piece |= numbers.len() == 1;
+            }
+        }
+    }
+
+    fn finish_block(&mut self, number: usize, end: StepEnd, now_ns: u64) -> bool {
+        let Some(block) = self.blocks.get_mut(&number) else {
             return true;
         };
         let cycle_ns = block.cycle_ns();
@@ -395,8 +491,8 @@ impl PollPlan {
         };
         match end {
             StepEnd::Read => block.refused = None,
-            StepEnd::Refused(code) => return self.refine(request.block, code, now_ns),
-            StepEnd::Busy | StepEnd::Failed => {}
+            StepEnd::Refused(code) => return self.refine(number, code, now_ns),
+            StepEnd::Busy | StepEnd::Again | StepEnd::Failed => {}
         }
         true
     }
@@ -517,6 +613,11 @@ mod tests {
         registers_max: 125,
         bits_max: 2000,
         gap_max: GAP_REGISTERS_MAX,
+        scatter: Scatter {
+            random_places_max: 0,
+            blocks_max: 0,
+            words_max: 0,
+        },
     };
 
     fn at(area: ModbusArea, offset: u16, data_type: DataType) -> Scalar {
@@ -564,6 +665,8 @@ mod tests {
             limits: LIMITS,
             blocks: BTreeMap::new(),
             next_block: 0,
+            next_party: FIRST_PARTY + 1,
+            scatter: Scatter::default(),
             skipped: 0,
         };
         let point = Point {
@@ -610,7 +713,7 @@ mod tests {
                     at(ModbusArea::Holding, offset % (65535 - 4), data_type)
                 })
                 .collect();
-            let limits = Limits { registers_max, bits_max: 2000, gap_max };
+            let limits = Limits { registers_max, bits_max: 2000, gap_max, ..LIMITS };
             let spans = merge(&points, limits);
             for span in &spans {
                 prop_assert!(limits.check(*span).is_ok());

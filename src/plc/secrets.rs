@@ -54,7 +54,10 @@ impl Secrets {
             Ask::Write { start, words } => {
                 reach(*start, u32::try_from(words.len()).unwrap_or(u32::MAX))
             }
-            Ask::Remote(_) => return false,
+            Ask::Scattered(read) => {
+                return read.spans.iter().any(|span| self.touch(&Ask::Read(*span)));
+            }
+            Ask::Remote(_) | Ask::Model | Ask::Loopback(_) => return false,
         };
         let meets = |place: &(Area, u32, u32)| place.0 == area && from < place.2 && place.1 < to;
         self.0.iter().any(meets)

@@ -423,6 +423,7 @@ impl Gate {
                     }
                     _ => machine.reason,
                 },
+                model: shared.model(),
                 in_flight: machine.in_flight,
                 queued: machine.queued,
                 held: machine.held,

@@ -13,7 +13,7 @@ use crate::core::machine::identity_mismatch;
 use crate::core::spec::{EventKind, MachineSpec, Quality, Scalar, Value};
 use crate::core::time::{Deadline, NS_PER_MS, Stamp};
 use crate::failpoint;
-use crate::plc::link::{Link, Reading};
+use crate::plc::link::{Link, Model, Reading};
 use crate::plc::plan::{PointId, PollPlan};
 use crate::plc::port::Ports;
 use crate::plc::source::SourcePlan;
@@ -144,6 +144,7 @@ pub struct Shared {
     readings: RwLock<HashMap<usize, Seen>>,
     counters: RwLock<Vec<(String, u64)>>,
     notes: RwLock<Vec<String>>,
+    model: RwLock<Option<Model>>,
     /// Where its link's bytes can be looked at, once its task is there.
     pub tap: OnceLock<Tap>,
     /// Whether a connection stands.
@@ -168,6 +169,7 @@ impl Shared {
             readings: RwLock::default(),
             counters: RwLock::default(),
             notes: RwLock::default(),
+            model: RwLock::default(),
             tap: OnceLock::new(),
             connected: watch::Sender::new(false),
         }
@@ -180,6 +182,17 @@ impl Shared {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// What the CPU calls itself over this connection; `None`: it was not asked, or does not say.
+    #[must_use]
+    pub fn model(&self) -> Option<String> {
+        let model = self.model.read().unwrap_or_else(PoisonError::into_inner);
+        model.as_ref().map(ToString::to_string)
+    }
+
+    fn show_model(&self, model: Option<Model>) {
+        *self.model.write().unwrap_or_else(PoisonError::into_inner) = model;
     }
 
     /// What the device refuses to be polled for.
@@ -269,6 +282,10 @@ pub struct MachineTask {
     /// Whether the configured device answers; `None` until the gate was read over this connection.
     identified: Option<bool>,
     polls: u64,
+    /// The CPU has not said what it is when it was asked: it is not asked again.
+    model_unknown: bool,
+    /// Still to be asked over this connection.
+    model_due: bool,
     seed: crate::core::jitter::Jitter,
 }
 
@@ -312,6 +329,8 @@ impl MachineTask {
             gate_at_ns: 0,
             identified: None,
             polls: 0,
+            model_unknown: false,
+            model_due: false,
             seed,
         }
     }
@@ -397,6 +416,7 @@ impl MachineTask {
         log::info!("{}: connected", self.spec.name);
         self.identified = self.spec.gate.identity.is_none().then_some(true);
         self.shared.connected.send_replace(true);
+        self.model_due = !self.model_unknown;
         self.gate_at_ns = self.clock.now().boottime_ns;
         self.tell(Input::Link {
             machine: self.spec.name.clone(),
@@ -474,7 +494,9 @@ impl MachineTask {
             (false, true) => (self.plan.due(now).into_iter().next(), None),
             (false, false) => (None, self.sources.due(now)),
         };
-        if !gate && step.is_none() && source.is_none() && !self.link.heartbeat_due() {
+        let model = !gate && std::mem::take(&mut self.model_due);
+        let idle = step.is_none() && source.is_none() && !self.link.heartbeat_due();
+        if !gate && !model && idle {
             return false;
         }
         if let Some(errand) = self.errand_before_line().await {
@@ -483,6 +505,10 @@ impl MachineTask {
         }
         if gate {
             self.read_gate().await;
+            return true;
+        }
+        if model {
+            self.ask_model().await;
             return true;
         }
         if let Some(step) = step {
@@ -501,6 +527,14 @@ impl MachineTask {
         // Its failure closes the link, which the caller sees.
         let _ = self.link.heartbeat().await;
         true
+    }
+
+    /// For people to see: no command waits for it, and none depends on it.
+    async fn ask_model(&mut self) {
+        let model = self.link.ask_model().await;
+        let model = model.unwrap_or_default();
+        self.model_unknown = model.is_none();
+        self.shared.show_model(model);
     }
 
     async fn publish(&mut self, mut reading: Reading) {
@@ -722,6 +756,7 @@ impl MachineTask {
         }
         self.observed.clear();
         self.counted_at.clear();
+        self.shared.show_model(None);
         self.show_counters();
         let change = LinkChange::Down {
             reason: reason.to_owned(),

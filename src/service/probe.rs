@@ -42,6 +42,9 @@ pub struct ProbeReport {
     pub result: &'static str,
     /// The device is the one that the configuration means, as far as the gate can tell.
     pub is_ours: bool,
+    /// What the CPU calls itself, where the protocol asks and the device says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// The read by which it was asked.
     pub asked: String,
     /// From the beginning to the first byte of the first request.
@@ -139,11 +142,17 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
         Ok(()) if !spec.link.is_broadcast() => Some(link.read_gate().await),
         _ => None,
     };
+    // After all that decides: a device that does not know the request has answered already.
+    let model = match &gate {
+        Some(Ok(_)) => link.ask_model().await.unwrap_or_default(),
+        _ => None,
+    };
     let line_errors = link.line_errors();
     link.disconnect("the probe is over");
     drop(link);
     let (entries, left_out) = look.map(Look::end).unwrap_or_default();
     (report.connect_ms, report.reply_ms) = times(&began, &entries);
+    report.model = model.as_ref().map(ToString::to_string);
     let failed = match (connected, gate) {
         (Err(error), _) | (Ok(()), Some(Err(error))) => Some(error),
         (Ok(()), Some(Ok(reading))) => {
@@ -205,6 +214,7 @@ fn empty(spec: &MachineSpec, link: &Link) -> ProbeReport {
         },
         result: "silent",
         is_ours: true,
+        model: None,
         asked: link.proof().to_string(),
         connect_ms: None,
         reply_ms: None,

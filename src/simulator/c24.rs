@@ -245,6 +245,10 @@ fn parse(reader: &mut Reader<'_>, frame: C24FrameKind) -> ((u16, u16), Result<Mc
 fn parse_1c(reader: &mut Reader<'_>) -> Result<McRequest, u16> {
     let name = reader.raw(2)?.to_vec();
     reader.raw(1)?;
+    if name == b"TT" {
+        let count = reader.number(1)? as usize;
+        return Ok(McRequest::Loopback(reader.raw(count)?.to_vec()));
+    }
     let place = reader.raw(5)?.to_vec();
     let letters = if matches!(place[0], b'T' | b'C') {
         2

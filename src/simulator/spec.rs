@@ -383,6 +383,8 @@ pub struct McProgram {
     pub model: String,
     /// The code beside it.
     pub model_code: u16,
+    /// Commands that the port does not know: a QnUDV's own has no 0101, 0406 and 1406.
+    pub unknown_commands: Vec<u16>,
     /// The switch is on STOP: remote RUN and PAUSE are answered and have no effect.
     pub switch_stop: bool,
 }
@@ -396,6 +398,7 @@ impl Default for McProgram {
             read_words_max: 960,
             model: "Q06UDVCPU".into(),
             model_code: 0x0368,
+            unknown_commands: Vec::new(),
             switch_stop: false,
         }
     }

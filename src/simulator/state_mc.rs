@@ -18,6 +18,10 @@ const PLACES: u32 = 65_536;
 impl State {
     /// Carries out one request, and makes its reply.
     pub(super) fn execute_mc(&mut self, connection: u64, frame: &McFrame, now: Instant) -> Vec<u8> {
+        let port = self.spec.mc.as_ref();
+        if port.is_some_and(|port| port.unknown_commands.contains(&frame.command)) {
+            return frame.error(mc::NOT_POSSIBLE);
+        }
         let request = match &frame.request {
             Ok(request) => request.clone(),
             Err(code) => return frame.error(*code),

@@ -330,6 +330,7 @@ impl Backend for Fake {
                 link: "down".into(),
                 since: stamp(-15),
                 reason: "connection refused ".repeat(8),
+                model: None,
                 in_flight: OperationId::parse(&"F".repeat(128)).ok(),
                 queued: 1,
                 held: 2,

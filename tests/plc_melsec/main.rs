@@ -4,7 +4,9 @@
 
 mod exchange;
 mod late;
+mod loopback;
 mod peers;
 mod rig;
+mod scatter;
 mod serial;
 mod slmp;

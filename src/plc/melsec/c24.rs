@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// Characters around the data of a reply, the longest route and an error code included.
 const FRAME_CHARS: usize = 48;
+/// Characters of a CPU's name and code.
+const MODEL_CHARS: usize = 20;
 const DLE: u8 = 0x10;
 
 /// What a run of bytes is to the request that is under way.
@@ -195,12 +197,7 @@ impl Codec for C24Codec {
             SerialReply::Refused(code) => return Ok(End::Code(self.coded(code))),
             SerialReply::Data(data) => data,
         };
-        Ok(match self.answer(&ethernet::command(ask)?, &data)? {
-            Answer::Words(words) => End::Words(words),
-            Answer::Bits(bits) => End::Words(bits.into_iter().map(u16::from).collect()),
-            Answer::Done => End::Echo,
-            other => return Err(format!("{other:?} was not asked for")),
-        })
+        ethernet::ended(ask, self.answer(&ethernet::command(ask)?, &data)?)
     }
 
     fn ident(&self, ident: u16) -> String {
@@ -243,6 +240,9 @@ impl Codec for C24Codec {
         let data = match ask {
             // Four digits a word, or two bytes that may both be doubled.
             Ask::Read(span) => 4 * usize::from(span.count),
+            Ask::Scattered(read) => 4 * read.words(),
+            Ask::Loopback(digits) => 4 + digits.len(),
+            Ask::Model => MODEL_CHARS,
             Ask::Write { .. } | Ask::Remote(_) => 0,
         };
         let echo = if self.link.echo { request.len() } else { 0 };

@@ -15,13 +15,13 @@ pub(super) fn bits_max(code: Code) -> usize {
     }
 }
 /// Most places in one random read, words and double words together.
-const RANDOM_READ_MAX: usize = 192;
+pub(super) const RANDOM_READ_MAX: usize = 192;
 /// Most of 12 for each word and 14 for each double word in one random write.
 const RANDOM_WRITE_COST_MAX: usize = 1920;
 /// Most bits in one random write.
 const RANDOM_BITS_MAX: usize = 188;
 /// Most blocks in one block access.
-const BLOCKS_MAX: usize = 120;
+pub(super) const BLOCKS_MAX: usize = 120;
 /// Most bytes that a loopback test carries.
 const LOOPBACK_BYTES_MAX: usize = 960;
 /// Characters of a CPU's model name.
@@ -32,10 +32,7 @@ pub(super) type Values<T> = Vec<(Place, T)>;
 
 /// One request, apart from the frame that carries it.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "links poll contiguously so far")
-)]
+#[cfg_attr(not(test), expect(dead_code, reason = "links write contiguously only"))]
 pub(super) enum Command {
     /// 0401, sub 0000.
     ReadWords { first: Place, count: u16 },

@@ -52,7 +52,7 @@ const TABLE: &[Row] = &[
     (
         0x7E40,
         0x7E40,
-        Proof::Refused,
+        Proof::RefusedCommand,
         "no such command or subcommand",
         SERIAL,
     ),
@@ -158,7 +158,7 @@ const TABLE: &[Row] = &[
     (
         0xC059,
         0xC059,
-        Proof::Refused,
+        Proof::RefusedCommand,
         "no such command or subcommand here",
         ETHERNET,
     ),
@@ -193,7 +193,7 @@ const TABLE: &[Row] = &[
     (
         0xC05F,
         0xC05F,
-        Proof::Refused,
+        Proof::RefusedCommand,
         "the addressed CPU cannot do it",
         ETHERNET,
     ),

@@ -5,6 +5,8 @@
 
 use super::super::exchange::{Ask, Codec, End};
 use super::super::metered::{Fit, Framing};
+use super::super::plan::Span;
+use super::super::scatter::{How, Scattered};
 use super::command::{Answer, Command};
 use super::end_code;
 use super::field::{Fields, Place, put};
@@ -285,6 +287,75 @@ pub(super) fn command(ask: &Ask) -> Result<Command, String> {
             order: *order,
             force: false,
         }),
+        Ask::Scattered(read) => scattered(read),
+        Ask::Model => Ok(Command::CpuModel),
+        Ask::Loopback(digits) => Ok(Command::Loopback(digits.clone())),
+    }
+}
+
+fn scattered(read: &Scattered) -> Result<Command, String> {
+    let words = |span: &Span| match (span.area, span.area.is_bits()) {
+        (Area::Melsec(device), false) => Ok(device),
+        _ => Err(format!("{span} holds no words of a MELSEC device")),
+    };
+    let (mut single, mut double, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
+    for span in &read.spans {
+        let device = words(span)?;
+        let place = |offset: u16| Place {
+            device,
+            number: span.start + u32::from(offset),
+        };
+        match read.how {
+            How::Blocks => blocks.push((place(0), span.count)),
+            How::Random => {
+                double.extend((0..span.count / 2).map(|n| place(2 * n)));
+                single.extend((span.count % 2 == 1).then(|| place(span.count - 1)));
+            }
+        }
+    }
+    Ok(match read.how {
+        How::Blocks => Command::ReadBlocks {
+            words: blocks,
+            bits: Vec::new(),
+        },
+        How::Random => Command::ReadRandom {
+            words: single,
+            doubles: double,
+        },
+    })
+}
+
+/// Words and double words in the order of the spans that they were asked for.
+fn gathered(spans: &[Span], words: Vec<u16>, doubles: Vec<u32>) -> Option<Vec<u16>> {
+    let (mut words, mut doubles) = (words.into_iter(), doubles.into_iter());
+    let mut all = Vec::new();
+    for span in spans {
+        for _ in 0..span.count / 2 {
+            let double = doubles.next()?;
+            all.extend([double as u16, (double >> 16) as u16]);
+        }
+        if span.count % 2 == 1 {
+            all.push(words.next()?);
+        }
+    }
+    Some(all)
+}
+
+/// What an answer without an error comes to.
+///
+/// # Errors
+/// In plain words: it is none to `ask`.
+pub(super) fn ended(ask: &Ask, answer: Answer) -> Result<End, String> {
+    match (answer, ask) {
+        (Answer::Words(words), _) => Ok(End::Words(words)),
+        (Answer::Bits(bits), _) => Ok(End::Words(bits.into_iter().map(u16::from).collect())),
+        (Answer::Random { words, doubles }, Ask::Scattered(read)) => {
+            let words = gathered(&read.spans, words, doubles);
+            words.map(End::Words).ok_or_else(|| "too few words".into())
+        }
+        (Answer::Model { name, code }, _) => Ok(End::Model(name, code)),
+        (Answer::Done | Answer::Loopback(_), _) => Ok(End::Echo),
+        (other, _) => Err(format!("{other:?} was not asked for")),
     }
 }
 
@@ -321,10 +392,7 @@ impl Codec for McCodec {
 
     fn decode(&self, ask: &Ask, reply: &[u8]) -> Result<End, String> {
         Ok(match judge(&self.head, &command(ask)?, reply)? {
-            Ok(Answer::Words(words)) => End::Words(words),
-            Ok(Answer::Bits(bits)) => End::Words(bits.into_iter().map(u16::from).collect()),
-            Ok(Answer::Done) => End::Echo,
-            Ok(other) => return Err(format!("{other:?} was not asked for")),
+            Ok(answer) => ended(ask, answer)?,
             Err(code) => End::Code(end_code::coded(code)),
         })
     }

@@ -14,6 +14,7 @@ mod tests;
 
 use super::exchange::{Codec, Framed};
 use super::metered::{Clock, Framing, Line, Tally};
+use super::scatter::Scatter;
 use super::wire::{self, RetiredPorts};
 use crate::core::c24::{C24Frame, C24Link};
 use crate::core::melsec::{McLink, Transport};
@@ -37,6 +38,27 @@ pub(super) fn serial_read_limits(link: &C24Link) -> (u16, u16) {
     };
     let words = link.read_words_max.clamp(1, words as u16);
     (words, (words * BITS_A_WORD).min(bits as u16))
+}
+
+/// What one request of this link may read of scattered words.
+pub(super) fn scatter(link: &McLink) -> Scatter {
+    Scatter {
+        random_places_max: command::RANDOM_READ_MAX,
+        blocks_max: command::BLOCKS_MAX,
+        words_max: usize::from(read_limits(link).0),
+    }
+}
+
+/// The same over a serial module: 3C and 4C only, for 2C and 1C nobody has shown it.
+pub(super) fn serial_scatter(link: &C24Link) -> Scatter {
+    match link.frame {
+        C24Frame::C4 | C24Frame::C3 => Scatter {
+            random_places_max: command::RANDOM_READ_MAX,
+            blocks_max: command::BLOCKS_MAX,
+            words_max: usize::from(serial_read_limits(link).0),
+        },
+        C24Frame::C2 | C24Frame::C1 => Scatter::default(),
+    }
 }
 
 /// What is spoken on a line with a serial module.

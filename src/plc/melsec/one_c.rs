@@ -1,4 +1,4 @@
-//! Owns: the commands of the 1C frame: WR, WW, BR, BW (SH-080008, A compatible 1C frame).
+//! Owns: the commands of the 1C frame: WR, WW, BR, BW, TT (SH-080008, A compatible 1C frame).
 //! May call: command, field of this room.
 //! Never: claim more than the manual's layout: never tried on hardware.
 
@@ -12,6 +12,8 @@ pub(crate) const WORDS_MAX: usize = 64;
 pub(crate) const READ_BITS_MAX: usize = 256;
 /// Most bits in one write.
 pub(crate) const WRITE_BITS_MAX: usize = 160;
+/// Most characters that TT carries.
+const LOOPBACK_CHARS_MAX: usize = 254;
 /// Characters of a device and its number.
 const PLACE_CHARS: usize = 5;
 
@@ -20,6 +22,9 @@ const PLACE_CHARS: usize = 5;
 /// # Errors
 /// In plain words: 1C cannot do it.
 pub(crate) fn body(command: &Command) -> Result<Vec<u8>, String> {
+    if let Command::Loopback(digits) = command {
+        return loopback(digits);
+    }
     let (name, first, count, most) = match command {
         Command::ReadWords { first, count } => ("WR", first, usize::from(*count), WORDS_MAX),
         Command::ReadBits { first, count } => ("BR", first, usize::from(*count), READ_BITS_MAX),
@@ -47,6 +52,20 @@ pub(crate) fn body(command: &Command) -> Result<Vec<u8>, String> {
     Ok(out)
 }
 
+/// TT: count and characters, both given back.
+fn loopback(digits: &[u8]) -> Result<Vec<u8>, String> {
+    if digits.is_empty() || digits.len() > LOOPBACK_CHARS_MAX {
+        let found = digits.len();
+        return Err(format!(
+            "{found} characters for one TT, at most {LOOPBACK_CHARS_MAX}"
+        ));
+    }
+    let mut out = b"TT0".to_vec();
+    put(&mut out, Code::Ascii, digits.len() as u32, 1);
+    out.extend_from_slice(digits);
+    Ok(out)
+}
+
 fn place(place: &Place) -> Result<String, String> {
     let name = place.device.kind.name();
     let width = PLACE_CHARS - name.len();
@@ -66,9 +85,17 @@ fn place(place: &Place) -> Result<String, String> {
 /// # Errors
 /// In plain words: they are no reply to this request.
 pub(crate) fn answer(command: &Command, data: &[u8]) -> Result<Answer, String> {
-    let fields = Fields::new(data, Code::Ascii);
+    let mut fields = Fields::new(data, Code::Ascii);
     match command {
         Command::ReadWords { .. } | Command::ReadBits { .. } => command.answer(data, Code::Ascii),
+        Command::Loopback(sent) => {
+            let found = fields.number(1)? as usize;
+            let found = fields.raw(found)?.to_vec();
+            fields.end()?;
+            let same = found == *sent;
+            same.then_some(Answer::Loopback(found))
+                .ok_or_else(|| "the loopback test brought back something else".into())
+        }
         _ => fields.end().map(|()| Answer::Done),
     }
 }
