@@ -42,6 +42,14 @@ pub enum Fault {
     ReadbackAsProof,
     /// Names of the journal's files are not made durable.
     DirectoryNotSynced,
+    /// What a device repeats of a write is not compared with the write.
+    EchoUnchecked,
+    /// A Modbus reply of another transaction is taken.
+    TransactionUnchecked,
+    /// The sum of a serial MC frame is not compared.
+    SumUnchecked,
+    /// Another device is taken for the configured one.
+    IdentityUnchecked,
 }
 
 impl Fault {
@@ -65,6 +73,10 @@ impl Fault {
         Fault::PlcRestartIgnored,
         Fault::ReadbackAsProof,
         Fault::DirectoryNotSynced,
+        Fault::EchoUnchecked,
+        Fault::TransactionUnchecked,
+        Fault::SumUnchecked,
+        Fault::IdentityUnchecked,
     ];
 
     /// As `HOLDFAST_FAULT` names it: `AcknowledgeBeforeSync`.
