@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 unsafe extern "C" {
     fn fdatasync(fd: c_int) -> c_int;
     fn adjtimex(buffer: *mut Timex) -> c_int;
+    fn posix_fadvise64(fd: c_int, at: i64, bytes: i64, advice: c_int) -> c_int;
 }
 
 /// Room for a `struct timex` on any ABI (208 bytes on 64-bit Linux); `modes` is its first field.
@@ -36,6 +37,16 @@ pub unsafe extern "C" fn sync_file_range(fd: c_int, _: i64, _: i64, _: c_uint) -
 #[must_use]
 pub fn sync_count() -> u64 {
     SYNCS.load(Ordering::SeqCst)
+}
+
+/// Has the kernel drop what it holds of a file that is synced: what is read next comes from the disk.
+pub fn forget_pages(file: &std::fs::File) {
+    const POSIX_FADV_DONTNEED: c_int = 4;
+    use std::os::fd::AsRawFd as _;
+    // SAFETY: takes any integers and touches no memory; it only advises, so its answer means nothing.
+    unsafe {
+        posix_fadvise64(file.as_raw_fd(), 0, 0, POSIX_FADV_DONTNEED);
+    }
 }
 
 /// Whether the kernel calls its wall clock synchronised (NTP or PTP).

@@ -15,6 +15,7 @@
 //! | `aside/` | the store as it was before an open after an unclean stop |
 
 use crate::seeded::{self, Fault};
+use crate::sys;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -420,6 +421,17 @@ pub(super) fn sync_tree(store: &Path) -> io::Result<()> {
     }
     sync_dir(store)?;
     store.parent().map_or(Ok(()), sync_dir)
+}
+
+/// Reads of the store are from now on what is on the disk. Where a sync has failed, the kernel calls the pages clean
+/// and still shows them: what is read there could be built on, and would be gone after the next power loss.
+pub(super) fn read_from_disk(store: &Path) -> io::Result<()> {
+    for path in files_below(store)? {
+        let file = File::open(&path)?;
+        file.sync_data()?;
+        sys::forget_pages(&file);
+    }
+    Ok(())
 }
 
 /// Deletes half-written snapshots: the store cannot open past them.

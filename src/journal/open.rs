@@ -62,6 +62,7 @@ pub fn open(options: Options) -> Result<Opened, OpenError> {
     let store_dir = files::generation_dir(&options.dir, generation);
     let clean = take_clean_mark(&options.dir, &store_dir)?;
     if !clean {
+        files::read_from_disk(&store_dir)?;
         copy_aside(&options.dir, &store_dir)?;
     }
     files::delete_generating(&store_dir)?;

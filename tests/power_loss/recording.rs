@@ -65,6 +65,7 @@ impl Recorder {
         let shim = tape::build_shim(home.path());
         let rig = Rig::with(&(load::machine_toml(PRESS) + HANDSHAKE), &simulator_toml()).await;
         let log = home.path().join("log");
+        std::fs::create_dir(home.path().join("disk")).unwrap();
         Self {
             rig,
             book: Arc::new(Book::default()),
@@ -82,6 +83,11 @@ impl Recorder {
         self.home.path().join("arm")
     }
 
+    /// What the disk holds of files of which the kernel shows something else.
+    pub(crate) fn disk_dir(&self) -> PathBuf {
+        self.home.path().join("disk")
+    }
+
     /// The next start is watched; `more` in its environment.
     pub(crate) fn watch(&mut self, more: &[(&str, &str)]) {
         let root = self.rig.path().display().to_string();
@@ -93,6 +99,7 @@ impl Recorder {
             self.kill_file().display().to_string(),
             self.arm_file().display().to_string(),
         );
+        let disk = self.disk_dir().display().to_string();
         let sync_us = SYNC_US.to_string();
         let all = [
             ("LD_PRELOAD", shim.as_str()),
@@ -100,6 +107,7 @@ impl Recorder {
             ("HOLDFAST_SHIM_LOG", &log),
             ("HOLDFAST_SHIM_KILL", &kill),
             ("HOLDFAST_SHIM_ARM", &arm),
+            ("HOLDFAST_SHIM_DISK", &disk),
             ("HOLDFAST_SHIM_SYNC_US", &sync_us),
         ];
         for (key, value) in all.iter().chain(more) {
