@@ -145,6 +145,9 @@ fn show(report: &ProbeReport, out: &mut Out) {
         "  {} {} {}, {}",
         report.address, report.unit_is, report.unit, report.frame
     ));
+    if let Some(model) = &report.model {
+        out.line(&format!("  CPU {model}"));
+    }
     match (report.connect_ms, report.reply_ms) {
         (Some(connect), Some(reply)) => out.line(&format!(
             "  first request after {connect:.1} ms; {} answered after {reply:.1} ms",

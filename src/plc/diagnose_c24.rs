@@ -56,7 +56,7 @@ pub(super) fn diagnose(link: &C24Link, bytes: &[u8], why: &str) -> Diagnosis {
     let station = digits.and_then(|digits| station(link.frame, digits));
     if let Some(other) = station.filter(|other| *other != link.route.station) {
         return found(
-            "wrong_station",
+            "wrong_unit",
             format!(
                 "{came}: a reply from station {other}, and station {} was asked",
                 link.route.station
@@ -69,7 +69,7 @@ pub(super) fn diagnose(link: &C24Link, bytes: &[u8], why: &str) -> Diagnosis {
     }
     if why.contains("the sum is") {
         return found(
-            "sum_check",
+            "check_sum",
             format!("{came}: a whole reply, and {why}"),
             &[
                 "set sum_check in [link] as the module's channel is set (sum check code: yes or no)",
@@ -215,13 +215,13 @@ mod tests {
         );
         let (wrong, text) = code(C4, F1, b"\x15F80500FF03FF00007F24", other);
         assert!(
-            wrong == "wrong_station" && text.contains("station 5"),
+            wrong == "wrong_unit" && text.contains("station 5"),
             "{text}"
         );
         let sum = "the sum is 12, over these bytes it is 34";
         assert_eq!(
             code(C4, F1, b"\x02F80000FF03FF00001234\x0312", sum).0,
-            "sum_check"
+            "check_sum"
         );
         let (noise, text) = code(C4, F5, &[0xFF, 0x7F, 0xFE], other);
         assert!(

@@ -149,11 +149,11 @@ mod tests {
                 prop_assert_eq!(&read.spans, &spans);
                 prop_assert!(read.words() <= LIMITS.words_max);
                 let places: usize = spans.iter().map(|s| usize::from(s.count.div_ceil(2))).sum();
-                let fits = match read.how {
+                let within = match read.how {
                     How::Random => places <= LIMITS.random_places_max,
                     How::Blocks => spans.len() <= LIMITS.blocks_max,
                 };
-                prop_assert!(fits);
+                prop_assert!(within);
             }
         }
     }
