@@ -5,6 +5,8 @@
 pub mod diagnose;
 mod echo;
 mod exchange;
+#[cfg(feature = "test-hooks")]
+pub(crate) mod fuzz;
 mod gate;
 pub mod link;
 mod mailbox;
