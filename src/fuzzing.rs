@@ -19,7 +19,7 @@ use crate::upstream::broker::BrokerUrl;
 use crate::upstream::topic::TopicTemplate;
 use crate::{config, journal, receiver, sink};
 
-pub use wires::{c24, melsec, modbus, requests};
+pub use wires::{c24, melsec, modbus, not_understood, requests};
 
 /// A target by its name.
 pub type Target = (&'static str, fn(&[u8]));

@@ -3,7 +3,7 @@
 //! Never: pass over a target whose inputs are missing.
 #![cfg(feature = "test-hooks")]
 
-use holdfast::fuzzing::TARGETS;
+use holdfast::fuzzing::{TARGETS, not_understood};
 use std::collections::BTreeSet;
 use std::fs;
 use std::panic::catch_unwind;
@@ -67,6 +67,11 @@ fn every_target_is_one_of_the_fuzzing_package() {
         .collect();
     let known: BTreeSet<&str> = TARGETS.iter().map(|(name, _)| *name).collect();
     assert_eq!(built, known);
+}
+
+#[test]
+fn over_every_link_a_write_and_its_reading_come_through() {
+    assert_eq!(not_understood(), Vec::<String>::new());
 }
 
 #[test]

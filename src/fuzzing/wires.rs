@@ -53,8 +53,7 @@ pub fn modbus(data: &[u8]) {
         0 => ModbusArea::Holding,
         _ => ModbusArea::Coil,
     };
-    let offset = head.at;
-    play(&link, spec, Address::Modbus { area, offset }, &head, rest);
+    play(&link, spec, modbus_place(area, head.at), &head, rest);
 }
 
 /// MC protocol in 3E and 4E frames, binary and ASCII.
@@ -63,7 +62,7 @@ pub fn melsec(data: &[u8]) {
         return;
     };
     let (link, spec) = mc(head.form);
-    play(&link, spec, device_place(&head), &head, rest);
+    play(&link, spec, device_place(head.mode, head.at), &head, rest);
 }
 
 /// C frames: 4C, 3C, 2C, 1C in the formats that they have.
@@ -72,7 +71,7 @@ pub fn c24(data: &[u8]) {
         return;
     };
     let (link, spec) = c_frame(head.form);
-    play(&link, spec, device_place(&head), &head, rest);
+    play(&link, spec, device_place(head.mode, head.at), &head, rest);
 }
 
 /// Whatever comes to a simulated PLC, in two parts.
@@ -92,6 +91,35 @@ pub fn requests(data: &[u8]) {
     served.take(&rest[cut..]);
 }
 
+/// The links over which a write of words or of bits and the reading of it do not come through: then the wire targets
+/// prove nothing of them.
+#[must_use]
+pub fn not_understood() -> Vec<String> {
+    let mut links = vec![(modbus_tcp(), SimulatorSpec::default())];
+    links.extend([false, true].map(|echo| (modbus_rtu(echo), rtu_device())));
+    links.extend((0..8).map(mc));
+    links.extend((0..0x80).map(c_frame));
+    let mut silent = Vec::new();
+    for (link, spec) in links {
+        for bits in [false, true] {
+            let at = match (&link, bits) {
+                (LinkSpec::Mc(_) | LinkSpec::C24(_), _) => device_place(u8::from(bits) * 2, 100),
+                (_, false) => modbus_place(ModbusArea::Holding, 100),
+                (_, true) => modbus_place(ModbusArea::Coil, 100),
+            };
+            let words = vec![1, 0, 1];
+            if !written_and_read(&link, spec.clone(), at, words, 2) {
+                silent.push(format!("{link:?} {at}"));
+            }
+        }
+    }
+    silent
+}
+
+fn modbus_place(area: ModbusArea, offset: u16) -> Address {
+    Address::Modbus { area, offset }
+}
+
 /// One link of each kind.
 pub(super) fn links() -> [LinkSpec; 6] {
     [
@@ -104,14 +132,14 @@ pub(super) fn links() -> [LinkSpec; 6] {
     ]
 }
 
-fn device_place(head: &Head) -> Address {
-    let kind = match head.mode & 2 {
+fn device_place(mode: u8, at: u16) -> Address {
+    let kind = match mode & 2 {
         0 => Kind::D,
         _ => Kind::M,
     };
     Address::Melsec {
         device: Device::of(kind, Family::Q),
-        number: head.at.into(),
+        number: at.into(),
     }
 }
 
@@ -140,7 +168,9 @@ fn play(link: &LinkSpec, spec: SimulatorSpec, at: Address, head: &Head, rest: &[
                 [&request[..if echo { request.len() } else { 0 }], &bytes[..]].concat()
             }));
         }
-        2 => written_and_read(link, spec, at, words, chunk),
+        2 => {
+            written_and_read(link, spec, at, words, chunk);
+        }
         _ => altered(link, spec, &order, chunk, rest),
     }
 }
@@ -164,7 +194,7 @@ fn written_and_read(
     at: Address,
     words: Vec<u16>,
     chunk: usize,
-) {
+) -> bool {
     let count = words.len() as u16;
     let write = Order::Write {
         at,
@@ -193,13 +223,16 @@ fn written_and_read(
     match done {
         Heard::Done => {}
         // No frame can do it, or the device has said so.
-        Heard::Doubt(_) | Heard::Code(_) => return,
+        Heard::Doubt(_) | Heard::Code(_) => return false,
         Heard::Words(words) => panic!("{words:?} for a write"),
     }
     match read {
-        Heard::Words(found) => assert_eq!(found, words, "{link:?} {at}"),
+        Heard::Words(found) => {
+            assert_eq!(found, words, "{link:?} {at}");
+            true
+        }
         // More may be written than one frame reads.
-        Heard::Doubt(_) | Heard::Code(_) => {}
+        Heard::Doubt(_) | Heard::Code(_) => false,
         Heard::Done => panic!("done for a read"),
     }
 }
