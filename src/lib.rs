@@ -20,6 +20,7 @@
 //! | [`patience`] | a stream that gives up on who does not read |
 //! | [`secret`] | passwords and tokens as files |
 //! | [`seeded`] | deliberate faults that the proofs must catch; none in a release |
+//! | `fuzzing` | what must hold of every decoder, whatever bytes come; none in a release |
 //! | [`service`] | tasks, clocks, signals: the only room that sees all others |
 //! | [`sys`] | all `unsafe` code |
 //!
@@ -39,6 +40,8 @@ pub mod board;
 pub mod cli;
 pub mod config;
 pub mod core;
+#[cfg(feature = "test-hooks")]
+pub mod fuzzing;
 pub mod journal;
 pub mod patience;
 pub mod plc;

@@ -40,8 +40,13 @@ pub(super) fn load(
         }
         return Ok(None);
     };
-    let entries = super::parse(&doc)?;
-    let profile = profile(&Table::root(&doc, &entries), name);
+    check(&doc, name)
+}
+
+/// The same of what is read already.
+pub(super) fn check(doc: &Doc, name: &str) -> Result<Option<BoardProfile>, Vec<Problem>> {
+    let entries = super::parse(doc)?;
+    let profile = profile(&Table::root(doc, &entries), name);
     let problems = doc.take();
     if problems.is_empty() {
         Ok(profile)

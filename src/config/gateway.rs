@@ -37,9 +37,17 @@ fn board_name(node: Option<&Node<'_>>) -> Option<String> {
 }
 
 pub(super) fn load(path: &Path, boards_dir: &Path) -> Result<GatewayConfig, Vec<Problem>> {
-    let doc = Doc::read(path)?;
-    let entries = super::parse(&doc)?;
-    let root = Table::root(&doc, &entries);
+    check(&Doc::read(path)?, path, boards_dir)
+}
+
+/// The same of what is read already.
+pub(super) fn check(
+    doc: &Doc,
+    path: &Path,
+    boards_dir: &Path,
+) -> Result<GatewayConfig, Vec<Problem>> {
+    let entries = super::parse(doc)?;
+    let root = Table::root(doc, &entries);
     let mut others = Vec::new();
     let mut warnings = Vec::new();
 

@@ -36,9 +36,13 @@ pub(super) struct Machine {
 
 /// Reads and checks one machine file.
 pub(super) fn read(file: &Path, home: &Home<'_>) -> Result<Machine, Vec<Problem>> {
-    let doc = Doc::read(file)?;
-    let entries = super::parse(&doc)?;
-    let machine = machine(&doc, &entries, home);
+    check(&Doc::read(file)?, home)
+}
+
+/// The same of what is read already.
+pub(super) fn check(doc: &Doc, home: &Home<'_>) -> Result<Machine, Vec<Problem>> {
+    let entries = super::parse(doc)?;
+    let machine = machine(doc, &entries, home);
     let problems = doc.take();
     match machine {
         Some(machine) if problems.is_empty() => Ok(machine),

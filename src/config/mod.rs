@@ -7,6 +7,8 @@ mod board_file;
 mod check;
 mod command;
 mod event;
+#[cfg(feature = "test-hooks")]
+pub(crate) mod fuzz;
 mod gateway;
 mod link;
 mod machine;

@@ -95,9 +95,13 @@ pub struct ReceiverLimits {
 }
 
 pub(super) fn load(path: &Path) -> Result<ReceiverConfig, Vec<Problem>> {
-    let doc = Doc::read(path)?;
-    let entries = super::parse(&doc)?;
-    let root = Table::root(&doc, &entries);
+    check(&Doc::read(path)?)
+}
+
+/// The same of what is read already.
+pub(super) fn check(doc: &Doc) -> Result<ReceiverConfig, Vec<Problem>> {
+    let entries = super::parse(doc)?;
+    let root = Table::root(doc, &entries);
     let mut warnings = Vec::new();
     super::schema(&root);
     let tls = tls(&root, &mut warnings);

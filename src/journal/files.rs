@@ -236,27 +236,37 @@ impl HighWaterFile {
     /// Writes the older slot and syncs it.
     pub(super) fn write(&mut self, mark: HighWater) -> io::Result<()> {
         self.turn += 1;
-        let mut slot = Vec::with_capacity(SLOT_BYTES);
-        slot.extend_from_slice(&SLOT_MAGIC);
-        slot.extend_from_slice(&self.turn.to_le_bytes());
-        slot.extend_from_slice(&mark.no.to_le_bytes());
-        slot.extend_from_slice(&mark.epoch.to_le_bytes());
-        slot.extend_from_slice(&mark.chain.to_le_bytes());
-        slot.resize(SLOT_BYTES - 4, 0);
-        let crc = crc32fast::hash(&slot);
-        slot.extend_from_slice(&crc.to_le_bytes());
         self.file
-            .write_all_at(&slot, (self.turn % 2) * SLOT_STRIDE_BYTES)?;
+            .write_all_at(&slot(self.turn, mark), (self.turn % 2) * SLOT_STRIDE_BYTES)?;
         self.file.sync_data()
     }
 }
 
+/// One slot, whole.
+pub(super) fn slot(turn: u64, mark: HighWater) -> Vec<u8> {
+    let mut slot = Vec::with_capacity(SLOT_BYTES);
+    slot.extend_from_slice(&SLOT_MAGIC);
+    slot.extend_from_slice(&turn.to_le_bytes());
+    slot.extend_from_slice(&mark.no.to_le_bytes());
+    slot.extend_from_slice(&mark.epoch.to_le_bytes());
+    slot.extend_from_slice(&mark.chain.to_le_bytes());
+    slot.resize(SLOT_BYTES - 4, 0);
+    let crc = crc32fast::hash(&slot);
+    slot.extend_from_slice(&crc.to_le_bytes());
+    slot
+}
+
 fn read_slots(path: &Path) -> io::Result<impl Iterator<Item = (u64, HighWater)>> {
     let bytes = read_small(path)?;
+    Ok(slots(&bytes).collect::<Vec<_>>().into_iter())
+}
+
+/// The slots among the bytes of the file that are whole.
+pub(super) fn slots(bytes: &[u8]) -> impl Iterator<Item = (u64, HighWater)> {
     let number = |slot: &[u8], at: usize| -> Option<u64> {
         Some(u64::from_le_bytes(slot.get(at..at + 8)?.try_into().ok()?))
     };
-    Ok([0, SLOT_STRIDE_BYTES as usize]
+    [0, SLOT_STRIDE_BYTES as usize]
         .into_iter()
         .filter_map(move |at| {
             let slot = bytes.get(at..at + SLOT_BYTES)?;
@@ -269,7 +279,7 @@ fn read_slots(path: &Path) -> io::Result<impl Iterator<Item = (u64, HighWater)>>
                 chain: u32::from_le_bytes(slot[32..36].try_into().ok()?),
             };
             whole.then_some((number(slot, 8)?, mark))
-        }))
+        })
 }
 
 /// The newest whole slot; `None` if the file is not there or no slot is whole.
@@ -282,15 +292,17 @@ pub(super) fn read_high_water(dir: &Path) -> Option<HighWater> {
 
 /// Writes the manifest: the switch from one generation to the next.
 pub(super) fn write_manifest(dir: &Path, generation: u64) -> io::Result<()> {
+    write_whole(&dir.join(MANIFEST), manifest_text(generation).as_bytes())
+}
+
+/// Its text.
+pub(super) fn manifest_text(generation: u64) -> String {
     let text = format!(
         "holdfast-journal\nformat {}\ngeneration {generation}\n",
         super::frame::JOURNAL_VERSION
     );
     let crc = crc32fast::hash(text.as_bytes());
-    write_whole(
-        &dir.join(MANIFEST),
-        format!("{text}crc {crc:08x}\n").as_bytes(),
-    )
+    format!("{text}crc {crc:08x}\n")
 }
 
 /// What the manifest says.
@@ -310,7 +322,7 @@ pub(super) fn read_manifest(dir: &Path) -> Manifest {
     parse_manifest(&String::from_utf8_lossy(&bytes)).unwrap_or(Manifest::Damaged)
 }
 
-fn parse_manifest(text: &str) -> Option<Manifest> {
+pub(super) fn parse_manifest(text: &str) -> Option<Manifest> {
     let (body, crc) = text.rsplit_once("crc ")?;
     let stated = u32::from_str_radix(crc.trim(), 16).ok()?;
     if crc32fast::hash(body.as_bytes()) != stated {

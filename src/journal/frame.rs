@@ -53,7 +53,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    fn from_byte(byte: u8) -> Option<Self> {
+    pub(super) fn from_byte(byte: u8) -> Option<Self> {
         [
             Self::Block,
             Self::Operation,

@@ -9,6 +9,8 @@ mod computer;
 mod evidence;
 mod files;
 pub mod frame;
+#[cfg(feature = "test-hooks")]
+pub(crate) mod fuzz;
 mod hollow;
 #[cfg(feature = "test-hooks")]
 pub mod log_bytes;

@@ -6,6 +6,8 @@ pub mod diagnose;
 mod diagnose_c24;
 mod echo;
 mod exchange;
+#[cfg(feature = "test-hooks")]
+pub(crate) mod fuzz;
 mod gate;
 pub mod link;
 mod loopback;

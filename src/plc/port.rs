@@ -75,7 +75,7 @@ impl Manners {
 }
 
 /// What is spoken on a line.
-fn spoken(link: &LinkSpec) -> Option<(Box<dyn Framing>, Box<dyn Codec>)> {
+pub(super) fn spoken(link: &LinkSpec) -> Option<(Box<dyn Framing>, Box<dyn Codec>)> {
     match link {
         LinkSpec::ModbusTcp(_) | LinkSpec::Mc(_) => None,
         LinkSpec::ModbusRtu(link) => Some((

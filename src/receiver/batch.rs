@@ -222,15 +222,15 @@ struct Envelope<'a> {
 }
 
 /// One event of a batch, on its way into the books.
-struct Item {
-    key: Option<String>,
-    code: Option<&'static str>,
-    row: Row,
+pub(super) struct Item {
+    pub(super) key: Option<String>,
+    pub(super) code: Option<&'static str>,
+    pub(super) row: Row,
 }
 
-struct Batch {
-    id: String,
-    items: Vec<Item>,
+pub(super) struct Batch {
+    pub(super) id: String,
+    pub(super) items: Vec<Item>,
 }
 
 async fn answer(
@@ -264,7 +264,7 @@ async fn answer(
     Ok(results(&id, names, verdicts))
 }
 
-fn parse(
+pub(super) fn parse(
     gateway: &Known,
     notation: Notation,
     body: &[u8],

@@ -36,6 +36,17 @@ pub(super) struct Known {
 }
 
 impl Known {
+    /// One that may send everything.
+    #[cfg(feature = "test-hooks")]
+    pub(super) fn named(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            token: Secret::new(""),
+            sources: None,
+            in_flight: Arc::new(Semaphore::new(1)),
+        }
+    }
+
     pub(super) fn may_send(&self, source: &str) -> bool {
         let sources = self.sources.as_ref();
         sources.is_none_or(|sources| sources.contains(source))

@@ -13,6 +13,8 @@
 //! | `problem`, `metrics` | refusals, and what is counted |
 
 mod batch;
+#[cfg(feature = "test-hooks")]
+pub(crate) mod fuzz;
 mod gate;
 mod metrics;
 pub mod mqtt;

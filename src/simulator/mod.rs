@@ -7,6 +7,8 @@ mod datagrams;
 mod device;
 mod fault;
 mod frame;
+#[cfg(feature = "test-hooks")]
+pub(crate) mod fuzz;
 mod incoming;
 mod mailbox;
 mod mc;

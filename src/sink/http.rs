@@ -8,6 +8,8 @@
 //! one it took before, sent again as a control (a duplicate changes nothing there). A place that refuses
 //! everything is not refusing an event, and a person must look.
 
+#[cfg(feature = "test-hooks")]
+pub(crate) mod fuzz;
 mod link;
 mod reply;
 

@@ -12,6 +12,8 @@
 //! outbox alone. A batch whose messages may still be in the client when it is given up takes its connection
 //! with it. What the broker took by then arrives besides the next try, under the same key, and is a duplicate.
 
+#[cfg(feature = "test-hooks")]
+pub(crate) mod fuzz;
 mod link;
 mod waiting;
 

@@ -13,7 +13,7 @@ mod serial;
 mod tests;
 
 use super::exchange::{Codec, Framed};
-use super::metered::{Clock, Framing, Line, Tally};
+use super::metered::{Clock, Framing, Line, Tally, Wire};
 use super::scatter::Scatter;
 use super::wire::{self, RetiredPorts};
 use crate::core::c24::{C24Frame, C24Link};
@@ -83,9 +83,14 @@ pub(super) async fn open(
         Transport::Tcp => wire::tcp(&link.host, link.port, link.timeout_ms).await?,
         Transport::Udp => wire::udp(&link.host, link.port, link.timeout_ms, retired).await?,
     };
+    Ok(over(wire, link, clock, tally))
+}
+
+/// Over a wire that is open.
+pub(super) fn over(wire: Box<dyn Wire>, link: &McLink, clock: Clock, tally: Arc<Tally>) -> Framed {
     let framing = Box::new(ethernet::Head::of(link));
     let line = Line::new(wire, framing, clock, Arc::clone(&tally));
     let codec = Box::new(ethernet::McCodec::new(link));
     let timeout = Duration::from_millis(link.timeout_ms);
-    Ok(Framed::over(codec, line, tally, timeout))
+    Framed::over(codec, line, tally, timeout)
 }
