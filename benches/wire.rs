@@ -152,8 +152,8 @@ impl Ours {
 }
 
 /// A bare client's loop on a serial port.
-async fn bare_rtu(path: &str, baud: u32, registers: u16, requests: u32, silence: Duration) -> f64 {
-    let port = SerialStream::open(&tokio_serial::new(path, baud)).unwrap();
+async fn bare_rtu(line: &SerialLine, registers: u16, requests: u32, silence: Duration) -> f64 {
+    let port = SerialStream::open(&tokio_serial::new(&line.path, line.baud)).unwrap();
     let mut bare = attach_slave(port, Slave(1));
     let begun = Instant::now();
     for _ in 0..requests {
@@ -179,8 +179,8 @@ async fn rtu(baud: u32, parity: Parity, registers: u16, rounds: usize) {
     })
     .await
     .unwrap();
-    let line = |path: &str| SerialLine {
-        path: path.to_owned(),
+    let direct = SerialLine {
+        path: device.display().to_string(),
         baud,
         data_bits: 8,
         parity,
@@ -188,14 +188,12 @@ async fn rtu(baud: u32, parity: Parity, registers: u16, rounds: usize) {
         rs485: false,
     };
     let what = format!("RTU, {registers} registers a request, {baud} baud");
-    let direct = device.display().to_string();
-    let gap = Duration::from_micros(line(&direct).gap_us());
+    let gap = Duration::from_micros(direct.gap_us());
     let (mut bare, mut silent) = (Sides::default(), Sides::default());
-    let mut ours = rtu_machine(line(&direct), registers);
     for _ in 0..=rounds {
-        let rate = our_round(&mut ours, PER_ROUND).await;
+        let rate = our_round(&direct, registers, PER_ROUND).await;
         for (sides, silence) in [(&mut bare, Duration::ZERO), (&mut silent, gap)] {
-            let theirs = bare_rtu(&direct, baud, registers, PER_ROUND, silence).await;
+            let theirs = bare_rtu(&direct, registers, PER_ROUND, silence).await;
             sides.ours.push(rate);
             sides.theirs.push(theirs);
         }
@@ -203,14 +201,17 @@ async fn rtu(baud: u32, parity: Parity, registers: u16, rounds: usize) {
     let no_rate = format!("{what}, no bit rate");
     bare.report(&no_rate, "tokio-modbus, no silence between frames");
     silent.report(&no_rate, "tokio-modbus, 3.5 characters of silence");
-    let paced = PacedLine::between(&device, line(&direct));
-    let mut ours = rtu_machine(line(&paced.path), registers);
+    let paced = PacedLine::between(&device, &direct);
+    let line = SerialLine {
+        path: paced.path.clone(),
+        ..direct
+    };
     let mut bare = Sides::default();
     for _ in 0..=rounds {
-        bare.ours.push(our_round(&mut ours, PER_PACED_ROUND).await);
-        let none = Duration::ZERO;
+        let rate = our_round(&line, registers, PER_PACED_ROUND).await;
+        bare.ours.push(rate);
         paced.give_back();
-        let theirs = bare_rtu(&paced.path, baud, registers, PER_PACED_ROUND, none).await;
+        let theirs = bare_rtu(&line, registers, PER_PACED_ROUND, Duration::ZERO).await;
         paced.give_back();
         bare.theirs.push(theirs);
     }
@@ -236,12 +237,11 @@ fn rtu_machine(line: SerialLine, registers: u16) -> Ours {
     })
 }
 
-/// The port is one process's at a time, and one client's here: it is opened before the round, and closed after it.
-async fn our_round(ours: &mut Ours, requests: u32) -> f64 {
+/// A port is one client's at a time: it is opened before the round, and closed after it.
+async fn our_round(line: &SerialLine, registers: u16, requests: u32) -> f64 {
+    let mut ours = rtu_machine(line.clone(), registers);
     ours.link.connect().await.unwrap();
-    let rate = ours.rate(requests).await;
-    ours.link.disconnect("the other side's turn");
-    rate
+    ours.rate(requests).await
 }
 
 /// A line whose bytes take as long as they do at its bit rate.
@@ -252,15 +252,15 @@ struct PacedLine {
 }
 
 impl PacedLine {
-    fn between(device: &Path, line: SerialLine) -> Self {
+    fn between(device: &Path, line: &SerialLine) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
         let path = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
         let held = File::from(raw(path.as_ref()));
         let (near, far) = (File::from(master), File::from(raw(device)));
-        carry(near.try_clone().unwrap(), far.try_clone().unwrap(), &line);
-        carry(far, near, &line);
+        carry(near.try_clone().unwrap(), far.try_clone().unwrap(), line);
+        carry(far, near, line);
         Self { path, held }
     }
 

@@ -13,6 +13,7 @@ use crate::core::spec::{
     Address, DataType, GateSpec, LinkSpec, MachineSpec, ModbusArea, Scalar, Tag, WordOrder,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::net::TcpListener;
 
 fn serial_line(baud: u32) -> Way {
     Way::Serial(SerialLine {
@@ -79,7 +80,7 @@ fn value(unit: u8, value: u16) -> Vec<u8> {
 }
 
 /// Answers each read with the register's own number, as late as `late` has it, in the order of the requests.
-async fn serve(mut far: DuplexStream, mut late: impl FnMut() -> Duration) {
+async fn serve(mut far: impl AsyncRead + AsyncWrite + Unpin, mut late: impl FnMut() -> Duration) {
     let mut request = [0; 8];
     while far.read_exact(&mut request).await.is_ok() {
         tokio::time::sleep(late()).await;
@@ -98,47 +99,69 @@ async fn read(link: &mut Link, offset: u16) -> Option<i128> {
     }
 }
 
+/// In time, or too late by at most half of what the line is left to settle.
+fn lateness(seed: u64) -> impl FnMut() -> Duration + Send + 'static {
+    let mut dice = Jitter::new(seed);
+    move || match dice.below(3) {
+        0 => Duration::from_millis(22 + dice.below(40)),
+        _ => Duration::from_millis(dice.below(8)),
+    }
+}
+
+/// One line's rounds: how many were answered, how many were not.
+async fn rounds(over_tcp: bool, seed: u64) -> (u32, u32) {
+    const ROUNDS: u16 = 20;
+    let mut spec = link(1, false);
+    (spec.timeout_ms, spec.settle_ms) = (20, 90);
+    let (mut link, device) = if over_tcp {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (host, port) = ("127.0.0.1".into(), listener.local_addr().unwrap().port());
+        spec.way = Way::Tcp { host, port };
+        let link = Link::on(&Ports::default(), &machine(&spec), clock());
+        let device = tokio::spawn(async move {
+            for connection in 0.. {
+                let (far, _) = listener.accept().await.unwrap();
+                tokio::spawn(serve(far, lateness(seed << 16 | connection)));
+            }
+        });
+        (link, device)
+    } else {
+        spec.way = serial_line(115_200);
+        let (link, _, far) = on_pipe(&spec);
+        (link, tokio::spawn(serve(far, lateness(seed))))
+    };
+    let (mut good, mut none) = (0, 0);
+    for round in 0..ROUNDS {
+        if !link.is_connected() && link.connect().await.is_err() {
+            none += 1;
+            continue;
+        }
+        match read(&mut link, round).await {
+            Some(found) => {
+                assert_eq!(found, i128::from(round), "TCP {over_tcp} seed {seed}");
+                good += 1;
+            }
+            None => none += 1,
+        }
+    }
+    device.abort();
+    (good, none)
+}
+
 // covers: SEND-05, SEND-06, F003
 #[tokio::test]
 async fn a_reply_to_an_abandoned_request_is_never_taken_for_another() {
     const LINES: u64 = 50;
-    const ROUNDS: u16 = 20;
-    let line = |seed: u64| async move {
-        let mut spec = link(1, false);
-        spec.way = serial_line(115_200);
-        spec.timeout_ms = 20;
-        spec.settle_ms = 90;
-        let (mut link, _, far) = on_pipe(&spec);
-        let mut dice = Jitter::new(seed);
-        // In time, or too late by at most half of what the line is left to settle.
-        let device = tokio::spawn(serve(far, move || match dice.below(3) {
-            0 => Duration::from_millis(22 + dice.below(40)),
-            _ => Duration::from_millis(dice.below(8)),
-        }));
+    for over_tcp in [false, true] {
+        let lines = (0..LINES).map(|seed| rounds(over_tcp, seed));
         let (mut good, mut none) = (0, 0);
-        for round in 0..ROUNDS {
-            if !link.is_connected() && link.connect().await.is_err() {
-                none += 1;
-                continue;
-            }
-            match read(&mut link, round).await {
-                Some(found) => {
-                    assert_eq!(found, i128::from(round), "seed {seed}");
-                    good += 1;
-                }
-                None => none += 1,
-            }
+        for (of_line, lost) in futures_util::future::join_all(lines).await {
+            good += of_line;
+            none += lost;
         }
-        device.abort();
-        (good, none)
-    };
-    let (mut good, mut none) = (0, 0);
-    for (of_line, lost) in futures_util::future::join_all((0..LINES).map(line)).await {
-        good += of_line;
-        none += lost;
+        assert!(good > 200 && none > 100, "{good} good, {none} without");
+        assert_eq!(good + none, 1_000);
     }
-    assert!(good > 200 && none > 100, "{good} good, {none} without");
-    assert_eq!(good + none, 1_000);
 }
 
 // covers: F003

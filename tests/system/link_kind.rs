@@ -156,15 +156,18 @@ fn devices(text: &str) -> String {
     out
 }
 
-/// A request id's place, with its word order.
+/// The place of a request id, an item's number or a ring's head, with its word order.
 fn ids(line: &str) -> String {
-    match line.split_once("id = \"D") {
-        Some((before, rest)) if before.ends_with("{ ") => {
-            let (number, after) = rest.split_once('"').unwrap_or((rest, ""));
-            format!(
-                "{before}id = {{ read = \"D{number}\", type = \"u32\", word_order = \"high_first\" }}{after}"
-            )
+    for key in ["id", "item", "head"] {
+        match line.split_once(&format!("{key} = \"D")) {
+            Some((before, rest)) if before.is_empty() || before.ends_with("{ ") => {
+                let (number, after) = rest.split_once('"').unwrap_or((rest, ""));
+                return format!(
+                    "{before}{key} = {{ read = \"D{number}\", type = \"u32\", word_order = \"high_first\" }}{after}"
+                );
+            }
+            _ => {}
         }
-        _ => line.to_owned(),
     }
+    line.to_owned()
 }
