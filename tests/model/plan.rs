@@ -36,8 +36,9 @@ pub(crate) enum Rare {
     Crash,
     Reboot,
     PlcRestart,
+    PlcCold,
 }
-pub(crate) const RARE: usize = 12;
+pub(crate) const RARE: usize = 13;
 
 /// One search.
 #[derive(Clone, Copy)]
@@ -46,8 +47,8 @@ pub(crate) struct Plan {
     pub(crate) wishes: &'static [Wish],
     /// How often each [`Rare`] thing may happen.
     pub(crate) may: &'static [(Rare, u8)],
-    /// Most actions on one way.
-    pub(crate) depth: usize,
+    /// The same in the long run.
+    pub(crate) long: &'static [(Rare, u8)],
 }
 
 /// How long an operation is valid, in milliseconds.

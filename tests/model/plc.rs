@@ -189,6 +189,15 @@ impl Plc {
         }
     }
 
+    /// It comes back without its latched memory, as after a new program or a dead battery.
+    pub(crate) fn cold_start(&mut self) {
+        let kept = self.clone();
+        *self = Self::new();
+        self.boots = kept.boots + 1;
+        self.version = kept.version;
+        (self.by_request, self.by_operation) = (kept.by_request, kept.by_operation);
+    }
+
     pub(crate) fn blocks(&self) -> MailboxBlocks {
         let mut status = vec![0_u16; STATUS_WORDS];
         status[0] = 1;

@@ -53,6 +53,8 @@ pub(crate) enum Action {
     PlcRestarts {
         goes_on: bool,
     },
+    /// Without its latched memory; nothing is on its way to it, for nothing could bar that then.
+    PlcColdStart,
     NewVersion,
     /// The next timer.
     Tick,
@@ -82,6 +84,7 @@ impl Action {
             Self::Crash => Rare::Crash,
             Self::Reboot { .. } => Rare::Reboot,
             Self::PlcRestarts { .. } => Rare::PlcRestart,
+            Self::PlcColdStart => Rare::PlcCold,
             Self::Submit(_) | Self::LinkUp | Self::Serve | Self::Commit | Self::Told => {
                 return None;
             }
@@ -110,6 +113,9 @@ impl Model for World {
             can.extend([Action::PlcEnds, Action::PlcRestarts { goes_on: true }]);
         }
         can.extend([Action::PlcRestarts { goes_on: false }, Action::NewVersion]);
+        if self.wire.is_empty() {
+            can.push(Action::PlcColdStart);
+        }
         if self.due_ns().is_some() {
             can.push(Action::Tick);
         }
@@ -289,6 +295,7 @@ impl World {
             Action::Timeout => self.timeout(),
             Action::PlcEnds => self.plc.ends(self.t_ns),
             Action::PlcRestarts { goes_on } => self.plc.restart(goes_on, self.t_ns),
+            Action::PlcColdStart => self.plc.cold_start(),
             Action::NewVersion => self.plc.version = 15 - self.plc.version,
             Action::Tick => {
                 let due = self.due_ns().unwrap_or(self.t_ns);
@@ -566,8 +573,26 @@ impl World {
                 if !matches!(&self.flight, Some(Flight::Committed { .. })) {
                     self.mark("a late commit");
                 }
+                self.late_for(word);
                 self.plc.commit(word, slow, self.t_ns);
             }
+        }
+    }
+
+    /// The copies that the device must not act on.
+    fn late_for(&mut self, word: u16) {
+        let of = self.given.iter().find(|(id, _)| **id as u16 == word);
+        let Some((id, Some(operation))) = of.map(|(id, operation)| (*id, *operation)) else {
+            return;
+        };
+        if matches!(
+            self.disk[&id_of(operation)].state,
+            State::NotExecuted { .. }
+        ) {
+            self.mark("a request that was given up arrives");
+        }
+        if self.plc.by_request.contains_key(&id) {
+            self.mark("a copy arrives after the effect");
         }
     }
 

@@ -216,8 +216,9 @@ impl World {
         }
         let output = self.gateway.handle(&self.now, input);
         for block in output.blocks {
-            let next = block.no.0 == self.commits + 1;
-            self.promise(next, || format!("commit {} after {}", block.no.0, 0));
+            let last = self.commits;
+            let next = block.no.0 == last + 1;
+            self.promise(next, || format!("commit {} after {last}", block.no.0));
             self.commits = block.no.0;
             for record in block.records {
                 match record {
