@@ -172,22 +172,22 @@ impl World {
 
     /// One step of the first phase.
     pub(crate) fn step(&mut self) {
-        match self.chance.below("plan", 30) {
+        match self.chance.below("plan", 36) {
             0..=3 => self.submit(),
             4 => self.submit_again(),
             5 => self.ask(),
             6..=8 => self.work(),
             9 => self.trouble(),
-            10 => self.connect_or_not(),
-            11 => self.arrive(),
-            12 => self.clocks(),
-            13..=15 => {
+            10 => self.arrive(),
+            11 => self.clocks(),
+            12..=14 => self.connect_or_not(),
+            15..=17 => {
                 let ms = self.chance.below("clock", 1_500);
                 self.pass(ms);
             }
-            16..=18 => self.poll(),
-            19..=21 => self.forward(),
-            22 => self.upkeep(),
+            18..=21 => self.poll(),
+            22..=24 => self.forward(),
+            25 => self.upkeep(),
             _ => self.serve_one(),
         }
         // What waits goes in one round, now or with what comes next.
@@ -558,8 +558,9 @@ impl World {
     }
 
     fn connect_or_not(&mut self) {
-        let at = self.any_line();
-        if !self.lines[at].connected {
+        let away = self.lines.iter().position(|line| !line.connected);
+        let at = away.unwrap_or(self.any_line());
+        if away.is_some() {
             let inputs = self.lines[at].connect();
             self.inbox.extend(inputs);
         } else if self.chance.strikes(Kind::LinkLost) {
@@ -635,8 +636,16 @@ impl World {
     }
 
     fn serve_one(&mut self) {
-        let at = self.any_line();
-        self.serve(at);
+        let busy = self
+            .lines
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| !line.errands.is_empty());
+        let busy: Vec<usize> = busy.map(|(at, _)| at).collect();
+        if !busy.is_empty() {
+            let which = self.chance.below("plan", busy.len() as u64) as usize;
+            self.serve(busy[which]);
+        }
     }
 
     pub(crate) fn serve(&mut self, at: usize) {
