@@ -108,7 +108,7 @@ impl World {
         };
         let books = Books::default();
         let replay_window_ms = if chance.one_in("plan", 2) {
-            60_000
+            12_000
         } else {
             24 * 3600 * 1000
         };
@@ -469,10 +469,21 @@ impl World {
 
     /// The same id once more: as it was, or with another meaning. Never a second effect.
     fn submit_again(&mut self) {
-        let Some((id, mut request)) = self.pick() else {
+        let Some((mut id, mut request)) = self.pick() else {
             return;
         };
-        if self.chance.one_in("people", 3) {
+        let archived = self.tombstones.len() as u64;
+        let old = archived > 0 && self.chance.one_in("people", 2);
+        if old {
+            let at = self.chance.below("people", archived) as usize;
+            let chosen = self.tombstones.keys().nth(at).cloned();
+            let found = self
+                .submitted
+                .iter()
+                .find(|(known, _)| Some(known) == chosen.as_ref());
+            (id, request) = found.cloned().unwrap_or((id, request));
+        }
+        if old || self.chance.one_in("people", 3) {
             // A caller that lost its memory: the id is old, and its time is new.
             request.issued_at_us = Some(self.now.wall_us);
         }
