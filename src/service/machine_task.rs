@@ -81,6 +81,12 @@ pub enum Errand {
 }
 
 impl Errand {
+    /// Whether the core decides it only behind an open gate. One that was decided while the connection before this
+    /// one stood may come late: a commit is slow, a link is back soon (POL-06).
+    fn wants_gate(&self) -> bool {
+        !matches!(self, Self::ReadGate | Self::Read { .. })
+    }
+
     /// Whether it is part of taking events, which gives way to commands (SEND-07).
     fn is_of_source(&self) -> bool {
         matches!(self, Self::Acknowledge { .. } | Self::ReadRing { .. })
@@ -281,6 +287,8 @@ pub struct MachineTask {
     gate_at_ns: u64,
     /// Whether the configured device answers; `None` until the gate was read over this connection.
     identified: Option<bool>,
+    /// The gate was read whole over this connection.
+    gate_read: bool,
     polls: u64,
     /// The CPU has not said what it is when it was asked: it is not asked again.
     model_unknown: bool,
@@ -328,6 +336,7 @@ impl MachineTask {
             counted_at: HashMap::new(),
             gate_at_ns: 0,
             identified: None,
+            gate_read: false,
             polls: 0,
             model_unknown: false,
             model_due: false,
@@ -415,6 +424,7 @@ impl MachineTask {
     async fn connected(&mut self) -> Left {
         log::info!("{}: connected", self.spec.name);
         self.identified = self.spec.gate.identity.is_none().then_some(true);
+        self.gate_read = false;
         self.shared.connected.send_replace(true);
         self.model_due = !self.model_unknown;
         self.gate_at_ns = self.clock.now().boottime_ns;
@@ -687,6 +697,7 @@ impl MachineTask {
             .await
             .map_err(|error| error.to_string());
         self.gate_at_ns = self.clock.now().boottime_ns;
+        self.gate_read |= reading.is_ok();
         self.identified = Some(match &reading {
             Ok(reading) => identity_mismatch(&self.spec, reading).is_none(),
             Err(_) => self.spec.gate.identity.is_none(),
@@ -699,6 +710,10 @@ impl MachineTask {
     }
 
     async fn errand(&mut self, errand: Errand) {
+        if errand.wants_gate() && !(self.gate_read && self.identified == Some(true)) {
+            let why = "the gate has not been passed over this connection";
+            return self.refuse(errand, why).await;
+        }
         let machine = self.spec.name.clone();
         self.link.hurry(!errand.is_of_source());
         match errand {

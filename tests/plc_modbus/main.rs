@@ -3,6 +3,7 @@
 //! Never: sleep to synchronise; touch a network other than loopback.
 
 mod exchange;
+mod gate_first;
 mod mailbox;
 mod polling;
 mod server;

@@ -24,10 +24,27 @@ kinds! {
     SinkAway, SinkInPart, SinkReplyLost, SinkMalformed, SinkStops, SinkRewound,
 }
 
+impl Kind {
+    /// Whether it ends the process; these are asked for at every commit and every effect.
+    fn is_crash(self) -> bool {
+        matches!(
+            self,
+            Kind::CrashIdle
+                | Kind::CrashBeforeWrite
+                | Kind::CrashBeforeSync
+                | Kind::CrashAfterSync
+                | Kind::CrashAmongEffects
+                | Kind::SyncFails
+        )
+    }
+}
+
 /// Odds are of so many.
 const PER: u64 = 1_000;
 /// Odds that a fault may have in one play.
-const ODDS: [u64; 4] = [5, 30, 120, 350];
+const ODDS: [u64; 4] = [10, 40, 120, 350];
+/// The same for what ends the process: a play of nothing but starts gets nowhere.
+const CRASH_ODDS: [u64; 4] = [1, 4, 12, 40];
 
 /// All chance of one play.
 pub(crate) struct Chance {
@@ -46,6 +63,7 @@ impl Chance {
             // Half of the faults are off in a play: they would hide what the others find.
             let odds = match own.below(2) {
                 0 => 0,
+                _ if kind.is_crash() => CRASH_ODDS[own.below(CRASH_ODDS.len() as u64) as usize],
                 _ => ODDS[own.below(ODDS.len() as u64) as usize],
             };
             let odds = if without.contains(kind) { 0 } else { odds };

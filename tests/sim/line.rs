@@ -146,7 +146,12 @@ impl Line {
         let Some(effect) = self.errands.pop_front() else {
             return Served::default();
         };
-        if !self.connected {
+        // As the machine's task: nothing passes before the gate was read over this connection.
+        let passes = self.identified || matches!(effect, Effect::ReadGate { .. });
+        if self.connected && !passes {
+            self.reach("decided for an earlier connection");
+        }
+        if !self.connected || !passes {
             let input = self.refuse(effect);
             return Served {
                 input,

@@ -253,6 +253,7 @@ const BRANCHES: &[&str] = &[
     "asked for an archived id",
     "fresh events overtook a backlog",
     "refused",
+    "decided for an earlier connection",
 ];
 /// Ways in which operations of a run must have ended, or stand for a person.
 const ENDS: &[&str] = &[

@@ -108,7 +108,7 @@ impl World {
         };
         let books = Books::default();
         let replay_window_ms = if chance.one_in("plan", 2) {
-            60_000
+            12_000
         } else {
             24 * 3600 * 1000
         };
@@ -172,22 +172,22 @@ impl World {
 
     /// One step of the first phase.
     pub(crate) fn step(&mut self) {
-        match self.chance.below("plan", 30) {
+        match self.chance.below("plan", 36) {
             0..=3 => self.submit(),
             4 => self.submit_again(),
             5 => self.ask(),
             6..=8 => self.work(),
             9 => self.trouble(),
-            10 => self.connect_or_not(),
-            11 => self.arrive(),
-            12 => self.clocks(),
-            13..=15 => {
+            10 => self.arrive(),
+            11 => self.clocks(),
+            12..=14 => self.connect_or_not(),
+            15..=17 => {
                 let ms = self.chance.below("clock", 1_500);
                 self.pass(ms);
             }
-            16..=18 => self.poll(),
-            19..=21 => self.forward(),
-            22 => self.upkeep(),
+            18..=21 => self.poll(),
+            22..=24 => self.forward(),
+            25 => self.upkeep(),
             _ => self.serve_one(),
         }
         // What waits goes in one round, now or with what comes next.
@@ -469,10 +469,21 @@ impl World {
 
     /// The same id once more: as it was, or with another meaning. Never a second effect.
     fn submit_again(&mut self) {
-        let Some((id, mut request)) = self.pick() else {
+        let Some((mut id, mut request)) = self.pick() else {
             return;
         };
-        if self.chance.one_in("people", 3) {
+        let archived = self.tombstones.len() as u64;
+        let old = archived > 0 && self.chance.one_in("people", 2);
+        if old {
+            let at = self.chance.below("people", archived) as usize;
+            let chosen = self.tombstones.keys().nth(at).cloned();
+            let found = self
+                .submitted
+                .iter()
+                .find(|(known, _)| Some(known) == chosen.as_ref());
+            (id, request) = found.cloned().unwrap_or((id, request));
+        }
+        if old || self.chance.one_in("people", 3) {
             // A caller that lost its memory: the id is old, and its time is new.
             request.issued_at_us = Some(self.now.wall_us);
         }
@@ -558,8 +569,9 @@ impl World {
     }
 
     fn connect_or_not(&mut self) {
-        let at = self.any_line();
-        if !self.lines[at].connected {
+        let away = self.lines.iter().position(|line| !line.connected);
+        let at = away.unwrap_or(self.any_line());
+        if away.is_some() {
             let inputs = self.lines[at].connect();
             self.inbox.extend(inputs);
         } else if self.chance.strikes(Kind::LinkLost) {
@@ -635,8 +647,16 @@ impl World {
     }
 
     fn serve_one(&mut self) {
-        let at = self.any_line();
-        self.serve(at);
+        let busy = self
+            .lines
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| !line.errands.is_empty());
+        let busy: Vec<usize> = busy.map(|(at, _)| at).collect();
+        if !busy.is_empty() {
+            let which = self.chance.below("plan", busy.len() as u64) as usize;
+            self.serve(busy[which]);
+        }
     }
 
     pub(crate) fn serve(&mut self, at: usize) {
