@@ -19,6 +19,7 @@ mod remote;
 mod rtu;
 pub mod secrets;
 pub mod serial;
+mod silence;
 pub mod source;
 pub mod tap;
 mod turns;
