@@ -24,6 +24,7 @@ mod rtu;
 pub mod scatter;
 pub mod secrets;
 pub mod serial;
+mod silence;
 pub mod source;
 pub mod tap;
 mod turns;

@@ -1,5 +1,5 @@
 //! Owns: a line that several machines may share: its one opening, its silences, what came unasked on it.
-//! May call: exchange, melsec, metered, rtu, serial, turns, wire of this room; core serial, spec.
+//! May call: exchange, melsec, metered, rtu, serial, silence, turns, wire of this room; core serial, spec.
 //! Never: send before the line was silent for as long as it must be; judge a reply.
 
 use super::exchange::{Ask, Called, Codec, End, Framed};
@@ -7,7 +7,7 @@ use super::metered::{Clock, Framing, Line, Tally, Wire};
 use super::rtu::{RtuCodec, RtuFraming};
 use super::tap::TraceWay;
 use super::turns::{Purpose, Turn, Turns};
-use super::{melsec, serial, wire};
+use super::{melsec, serial, silence, wire};
 use crate::core::serial::Way;
 use crate::core::spec::LinkSpec;
 use crate::sys::LineErrors;
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 /// Longest wait for a line to fall silent beside its settle time, in milliseconds.
 const DRAIN_MS_MAX: u64 = 5_000;
@@ -198,16 +198,21 @@ impl Port {
         self.resynchronise().await?;
         let gap = self.gap() + manners.turnaround;
         let doubt = self.state().doubt;
-        let silence = doubt.unwrap_or_default().max(gap);
+        let silent_for = doubt.unwrap_or_default().max(gap);
         let began = Instant::now();
-        let most = began + silence + Duration::from_millis(DRAIN_MS_MAX);
+        let most = began + silent_for + Duration::from_millis(DRAIN_MS_MAX);
         let mut until = match (doubt, self.state().busy_until) {
             (Some(silence), busy) => busy.map_or(began, |busy| busy.max(began)) + silence,
             (None, Some(busy)) => busy + gap,
             (None, None) => began,
         };
         let mut noise = Vec::new();
-        while let Ok(read) = timeout_at(until, self.read_some(&mut noise)).await {
+        loop {
+            let read = tokio::select! {
+                biased;
+                read = self.read_some(&mut noise) => read,
+                () = silence::until(until) => break,
+            };
             let fresh = read.as_ref().map_or(0, |read| noise.len().min(*read));
             let hidden = tally.tap.is_hiding();
             tally.tap.hide(hidden || self.state().hidden);
@@ -218,7 +223,7 @@ impl Port {
             tally.tap.hide(hidden);
             let read = read.inspect_err(|_| self.close())?;
             tally.noise_bytes.fetch_add(read as u64, Relaxed);
-            until = Instant::now() + silence;
+            until = Instant::now() + silent_for;
             if until > most {
                 let address = self.way.address();
                 return Err(Error::other(format!(
