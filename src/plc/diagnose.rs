@@ -259,8 +259,6 @@ fn no_reply(facts: &Facts<'_>, why: &str) -> Diagnosis {
     }
 }
 
-/// A serial module drops in silence what it was not set up for.
-
 fn is_closed(why: &str) -> bool {
     [
         "closed the connection",

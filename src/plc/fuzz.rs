@@ -103,7 +103,7 @@ fn judge(ask: &Ask, called: Called) -> Heard {
         }
         (End::Echo, Ask::Write { .. }) => Heard::Done,
         (End::Code(coded), _) => Heard::Code(coded.code.code),
-        (end @ (End::Words(_) | End::Echo | End::Unconfirmable(_)), _) => {
+        (end @ (End::Words(_) | End::Echo | End::Model(..) | End::Unconfirmable(_)), _) => {
             panic!("{end:?} was taken for the answer to {ask:?}")
         }
         (End::NotSent(why) | End::PartlySent(why) | End::NoReply(why), _) => Heard::Doubt(why),
