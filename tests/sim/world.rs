@@ -167,6 +167,7 @@ impl World {
                 trace.pop_front();
             }
             trace.push_back(text());
+            crate::keep_trace(self);
         }
     }
 
