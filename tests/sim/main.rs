@@ -188,7 +188,7 @@ fn plays(first: u64, seeds: u64) -> Result<Tally, Failure> {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         if QUIET.get() {
-            let text = info.payload_as_str().unwrap_or("a panic");
+            let text = said(info.payload());
             let place = info.location().map(ToString::to_string).unwrap_or_default();
             SAID.set(format!("{text} ({place})"));
         } else {
@@ -367,4 +367,10 @@ fn a_seed_replays_exactly_and_a_failure_shrinks_to_one_that_fails() {
         "{text}"
     );
     println!("{text}");
+}
+
+fn said(payload: &(dyn std::any::Any + Send)) -> &str {
+    let owned = payload.downcast_ref::<String>().map(String::as_str);
+    let text = owned.or_else(|| payload.downcast_ref::<&str>().copied());
+    text.unwrap_or("a panic")
 }

@@ -227,7 +227,10 @@ impl Upstream {
                 "{} was forwarded and is not durable",
                 event.key
             );
-            if malformed && print % MALFORMED_ONE_IN == 0 && !self.taken.contains_key(&event.key) {
+            if malformed
+                && print.is_multiple_of(MALFORMED_ONE_IN)
+                && !self.taken.contains_key(&event.key)
+            {
                 verdicts.push(Verdict::Malformed {
                     reason: "no".into(),
                 });
