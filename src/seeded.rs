@@ -110,7 +110,8 @@ mod switch {
     }
 
     fn from_environment() -> u8 {
-        let fault = std::env::var("HOLDFAST_FAULT").ok().map(|name| {
+        let name = std::env::var("HOLDFAST_FAULT").ok();
+        let fault = name.filter(|name| !name.is_empty()).map(|name| {
             Fault::named(&name)
                 .unwrap_or_else(|| panic!("HOLDFAST_FAULT: no fault is named {name}"))
         });

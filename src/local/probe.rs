@@ -49,13 +49,20 @@ async fn probe_all(
         if let Some(why) = refused(machine, held.as_deref(), args.beside) {
             tell(&why);
             reports.push(json!({ "machine": machine.name, "result": "not_asked", "reason": why }));
-            exit = Exit::Usage;
+            exit = worse(exit, Exit::Usage);
             continue;
         }
         let options = ProbeOptions {
             trace: args.trace,
             search: args.search,
         };
+        if args.search && !matches!(machine.link, LinkSpec::ModbusRtu(_)) {
+            tell(&format!(
+                "{}: --search tries nothing here: it is for Modbus RTU, whose every frame proves itself; compare the \
+                 settings with the device's",
+                machine.name
+            ));
+        }
         let report = probe(machine, clock, options).await;
         exit = worse(exit, exit_of(&report));
         match global.json {
@@ -95,7 +102,7 @@ fn refused(machine: &MachineSpec, held: Option<&[String]>, beside: bool) -> Opti
     if !held?.contains(name) {
         return None;
     }
-    let line = matches!(machine.link, LinkSpec::ModbusRtu(_));
+    let line = matches!(machine.link, LinkSpec::ModbusRtu(_) | LinkSpec::C24(_));
     if beside && !line {
         return None;
     }
@@ -157,7 +164,7 @@ fn show(report: &ProbeReport, out: &mut Out) {
             "  first request after {connect:.1} ms; {} was asked, and no valid reply came",
             report.asked
         )),
-        (None, _) => out.line("  no byte was sent"),
+        (None, _) => out.line("  no byte of a request was sent"),
     }
     for line in &report.gate {
         show_gate(line, out);

@@ -413,7 +413,8 @@ fn rtu_bytes(facts: &Facts<'_>, link: &ModbusRtu, bytes: &[u8], why: &str) -> Di
             ],
         );
     }
-    if link.echo && why.contains("echo did not come") {
+    let other_first = !bytes.starts_with(request) && rtu::unit_of_sound_frame(bytes).is_some();
+    if link.echo && (why.contains("echo did not come") || other_first) {
         return found(
             "no_echo",
             format!(

@@ -121,6 +121,9 @@ fn bytes_on_a_serial_line_tell_what_is_wrong() {
     assert_eq!(code_of(&link, &late, &[1, 3, 2], None), "check_sum");
     let no_echo = silence("no reply within 200ms; the request's echo did not come");
     assert_eq!(code_of(&serial(true), &no_echo, &[7; 9], None), "no_echo");
+    // The whole reply, where the request should have come back first: shorter than the request, and no echo.
+    let whole = [1, 3, 2, 0, 7, 0xF9, 0x86];
+    assert_eq!(code_of(&serial(true), &late, &whole, None), "no_echo");
     let mbap = [0, 1, 0, 0, 0, 5, 1, 3, 2, 0, 7];
     assert_eq!(code_of(&link, &late, &mbap, None), "wrong_protocol");
     let noisy = LinkError::Lost("/dev/ttyS0 does not fall silent: another master".into());

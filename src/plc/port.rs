@@ -195,7 +195,7 @@ impl Port {
         clock: &Clock,
         tally: &Tally,
     ) -> Result<()> {
-        self.resynchronise().await?;
+        self.resynchronise(clock, tally).await?;
         let gap = self.gap() + manners.turnaround;
         let doubt = self.state().doubt;
         let silent_for = doubt.unwrap_or_default().max(gap);
@@ -239,13 +239,14 @@ impl Port {
     }
 
     /// Has whoever waits for the rest of a request drop it. It proves nothing about that request.
-    async fn resynchronise(&self) -> Result<()> {
+    async fn resynchronise(&self, clock: &Clock, tally: &Tally) -> Result<()> {
         let resync = std::mem::take(&mut self.state().resync);
         let mut rest = resync.as_slice();
         while !rest.is_empty() {
             let sent = poll_fn(|cx| self.poll_write(cx, None, rest)).await;
-            let sent = sent.inspect_err(|_| self.close())?;
-            rest = &rest[sent.min(rest.len())..];
+            let sent = sent.inspect_err(|_| self.close())?.min(rest.len());
+            tally.tap.note(TraceWay::Sent, &clock(), &rest[..sent]);
+            rest = &rest[sent..];
         }
         Ok(())
     }

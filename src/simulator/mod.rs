@@ -40,6 +40,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinHandle;
 
 /// Time between two scans if the mailbox names none.
@@ -199,9 +200,12 @@ pub async fn run_file(path: &Path) -> Result<(), SimError> {
         "simulated PLC on {place}",
         place = place(&simulator)
     ))?;
+    // However it is told to stop: the name of its port goes with it.
+    let mut terminate = signal(SignalKind::terminate()).map_err(SimError::Output)?;
     tokio::select! {
         ended = print_effects(simulator.device()) => ended,
         _ = tokio::signal::ctrl_c() => Ok(()),
+        _ = terminate.recv() => Ok(()),
     }
 }
 

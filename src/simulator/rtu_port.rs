@@ -76,8 +76,14 @@ fn open(program: &RtuProgram) -> io::Result<Port> {
     })
 }
 
-/// Puts the name in place at once, over what stood there.
+/// Puts the name in place at once, over an earlier link and over nothing else.
 fn link(device: &Path, name: &Path) -> io::Result<()> {
+    if std::fs::symlink_metadata(name).is_ok_and(|found| !found.is_symlink()) {
+        return Err(io::Error::other(format!(
+            "{} is there and is no link of a simulator; give another name as `pty`, or a device as `serial`",
+            name.display()
+        )));
+    }
     let fresh = name.with_extension("new");
     let _ = std::fs::remove_file(&fresh);
     std::os::unix::fs::symlink(device, &fresh)?;
@@ -277,4 +283,24 @@ async fn answer(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_taken_by_anything_but_a_link_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = dir.path().join("com1");
+        let device = Path::new("/dev/pts/0");
+        link(device, &name).unwrap();
+        link(device, &name).unwrap();
+        assert_eq!(std::fs::read_link(&name).unwrap(), device);
+        let file = dir.path().join("precious.toml");
+        std::fs::write(&file, "kept").unwrap();
+        let error = link(device, &file).unwrap_err().to_string();
+        assert!(error.contains("is no link of a simulator"), "{error}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
+    }
 }
