@@ -151,6 +151,15 @@ pub(super) struct Called {
 }
 
 impl Called {
+    /// Takes out the bytes that came, and words that repeat them: they may carry a secret argument (CMD-10).
+    pub(super) fn conceal(&mut self) {
+        self.meter.reply.clear();
+        if let End::NoReply(why) | End::PartlySent(why) = &mut self.end {
+            "no reply to this request; what came is not shown, since it may carry a secret argument"
+                .clone_into(why);
+        }
+    }
+
     pub(super) fn not_sent(why: impl Into<String>) -> Self {
         Self {
             end: End::NotSent(why.into()),

@@ -676,13 +676,17 @@ impl Link {
             return Called::not_sent("not connected");
         };
         let secret = self.secrets.touch(ask);
-        self.tally.tap.hide(secret || self.secret_due);
+        let hidden = secret || self.secret_due;
+        self.tally.tap.hide(hidden);
         let ident = self.ident;
         self.ident = self.ident.wrapping_add(1);
         self.secret_due |= secret;
         // Also if this future is dropped halfway: the reply may come all the same.
         let doubted = std::mem::replace(&mut self.doubted, true);
-        let called = session.call(ident, ask).await;
+        let mut called = session.call(ident, ask).await;
+        if hidden {
+            called.conceal();
+        }
         let unmatched = !called.end.is_matched() && !matches!(called.end, End::NotSent(_));
         self.doubted = doubted || unmatched;
         // A reply of its own to the request, and so none to an earlier one is still to come.

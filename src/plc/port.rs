@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 /// Longest wait for a line to fall silent beside its settle time, in milliseconds.
 const DRAIN_MS_MAX: u64 = 5_000;
@@ -232,9 +232,12 @@ impl Port {
             }
         }
         let mut state = self.state();
-        (state.doubt, state.hidden) = (None, false);
+        state.doubt = None;
+        let hidden = std::mem::take(&mut state.hidden);
         drop(state);
-        self.log_noise(&noise);
+        if !hidden {
+            self.log_noise(&noise);
+        }
         Ok(())
     }
 
@@ -242,8 +245,10 @@ impl Port {
     async fn resynchronise(&self, clock: &Clock, tally: &Tally) -> Result<()> {
         let resync = std::mem::take(&mut self.state().resync);
         let mut rest = resync.as_slice();
+        let by = Instant::now() + Duration::from_millis(DRAIN_MS_MAX);
         while !rest.is_empty() {
-            let sent = poll_fn(|cx| self.poll_write(cx, None, rest)).await;
+            let sent = timeout_at(by, poll_fn(|cx| self.poll_write(cx, None, rest))).await;
+            let sent = sent.unwrap_or_else(|_| Err(self.stuck()));
             let sent = sent.inspect_err(|_| self.close())?.min(rest.len());
             tally.tap.note(TraceWay::Sent, &clock(), &rest[..sent]);
             rest = &rest[sent..];
@@ -332,6 +337,14 @@ impl Port {
         }
     }
 
+    fn stuck(&self) -> Error {
+        let address = self.way.address();
+        let waited = DRAIN_MS_MAX / 1000;
+        Error::other(format!(
+            "{address} took no byte for {waited} s: is its driver stuck?"
+        ))
+    }
+
     fn gone(&self) -> Error {
         let what = match &self.way {
             Way::Serial(line) => format!("{} is gone: was the adapter unplugged?", line.path),
@@ -346,7 +359,7 @@ impl Port {
     }
 
     /// A request that nothing matched: its reply may still come, and must find nobody waiting.
-    fn doubt(&self, doubt: Doubt, manners: &Manners, hidden: bool) {
+    fn doubt(&self, doubt: Doubt, order: bool, manners: &Manners, hidden: bool) {
         let mut state = self.state();
         state.doubt = Some(manners.settle);
         state.resync.clone_from(&manners.resync);
@@ -355,9 +368,17 @@ impl Port {
         if let (Some(opened), Doubt::Unsent) = (&state.opened, doubt) {
             opened.wire.discard_unsent();
         }
-        // A way through a server may be half dead; a port of this computer says so when it is gone.
-        if matches!(self.way, Way::Tcp { .. }) && state.unanswered >= UNANSWERED_MAX {
-            state.opened = None;
+        if !matches!(self.way, Way::Tcp { .. }) {
+            return;
+        }
+        // What the kernel still holds of an order must not arrive later (F060), and only a reset has it dropped. Polls
+        // keep the connection for the other units; but a way through a server may be half dead, where a
+        // port of this computer says so when it is gone.
+        let is_order = order && matches!(doubt, Doubt::Unsent);
+        if (is_order || state.unanswered >= UNANSWERED_MAX)
+            && let Some(opened) = state.opened.take()
+        {
+            opened.wire.abort_on_close();
         }
     }
 }
@@ -465,6 +486,7 @@ impl OnPort {
             tally: &self.tally,
             manners: &self.manners,
             end: Some(Doubt::Unsent),
+            order: ask.is_order(),
         };
         let called = self.framed.call(ident, ask).await;
         guard.end = match &called.end {
@@ -494,13 +516,15 @@ struct DoubtUnlessMatched<'a> {
     tally: &'a Tally,
     manners: &'a Manners,
     end: Option<Doubt>,
+    /// Whether it could change the device.
+    order: bool,
 }
 
 impl Drop for DoubtUnlessMatched<'_> {
     fn drop(&mut self) {
         if let Some(doubt) = self.end {
             let hidden = self.tally.tap.is_hiding();
-            self.port.doubt(doubt, self.manners, hidden);
+            self.port.doubt(doubt, self.order, self.manners, hidden);
         }
     }
 }

@@ -175,6 +175,7 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
         let (sent, received) = last_exchange(&entries);
         let port = match (error, &spec.link) {
             (LinkError::Port(_), LinkSpec::ModbusRtu(link)) => Some(trouble(&link.way.address())),
+            (LinkError::Port(_), LinkSpec::C24(link)) => Some(trouble(&link.way.address())),
             _ => None,
         };
         let found = diagnose(&Facts {

@@ -258,9 +258,9 @@ impl Listener {
             }
             self.buffer.extend_from_slice(&bytes[..count]);
             while let Ok(Some(request)) = incoming::take(&mut self.buffer, spec) {
-                connection.dispatch(request, replies);
-                // Its own reply is on the line from now on.
+                // Its own reply is on the line from now on: taken before, since the reply may be read before this goes on.
                 self.last = Some(Instant::now());
+                connection.dispatch(request, replies);
             }
         }
     }

@@ -457,6 +457,11 @@ async fn a_running_gateway_keeps_its_link_and_shows_its_bytes_on_record_without_
     assert_eq!(unlocked["state"], "completed", "{unlocked}");
     assert!(!traced.to_string().contains("0D EF"), "{traced}");
     assert_eq!(operation["state"], "completed", "{operation}");
+    let kept = operation["attempts"].to_string().to_lowercase();
+    assert!(
+        !kept.replace(' ', "").contains("0abc"),
+        "the reply that repeats the secret is on record: {kept}"
+    );
     assert_eq!((status, &traced["left_out"]), (200, &json!(0)), "{traced}");
     let lines = traced["trace"].as_array().unwrap();
     let hidden: Vec<&Json> = lines.iter().filter(|line| line["hidden"] == true).collect();

@@ -66,8 +66,10 @@ impl SerialHead {
     pub(crate) fn begins(&self, bytes: &[u8]) -> bool {
         let own = self.identification();
         let came = match self.format {
+            // Only as much as is compared, each byte doubled at the most: a line of noise is looked at byte by byte.
             Format::F5 => {
-                let inner = undouble(bytes.get(2..).unwrap_or_default());
+                let rest = bytes.get(2..).unwrap_or_default();
+                let inner = undouble(&rest[..rest.len().min(2 * (2 + own.len()))]);
                 let inner = inner.map_or(Vec::new(), |(inner, _)| inner);
                 inner.get(2..).unwrap_or_default().to_vec()
             }
