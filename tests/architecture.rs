@@ -18,7 +18,7 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     ("secret", &[]),
     ("journal", &["core", "sys", "failpoint"]),
     ("plc", &["core", "sys", "failpoint"]),
-    ("sink", &["core", "failpoint", "secret", "upstream"]),
+    ("sink", &["core", "sys", "failpoint", "secret", "upstream"]),
     ("patience", &[]),
     ("api", &["core", "patience"]),
     ("config", &["core", "board", "secret"]),
