@@ -210,7 +210,7 @@ impl FileSink {
         // A line that is found here is answered `Duplicate`, so it must be as durable as one written.
         // What a sync that failed left behind is called clean by the kernel and still shown: it is read from the disk.
         file.sync_all()?;
-        // sys::forget_pages(        sys::forget_pages(&file);file);
+        sys::forget_pages(&file);
         self.cut_to = None;
         let length = file.metadata()?.len();
         let whole = self.learn_keys(&path)?;
