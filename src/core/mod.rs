@@ -43,6 +43,4 @@ mod corners;
 #[cfg(test)]
 mod scenarios;
 #[cfg(test)]
-mod simulation;
-#[cfg(test)]
 mod source_tests;
