@@ -1,14 +1,14 @@
 //! Owns: a disk that answers with errors: what the real binary does, what it has told, what is there afterwards.
-//! May call: recording, disk, judge.
+//! May call: recording, disk, pages, judge.
 //! Never: count a fault that was not met.
 
 use super::disk::{Disk, History};
 use super::judge::{Bench, Verdict};
 use super::load::{self, Kind, Random};
+use super::pages::{self, Pages};
 use super::recording::{Recorder, Told};
 use super::tape::{Record, Tape};
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt as _;
 use std::process::ExitStatus;
 use std::time::Instant;
 
@@ -59,15 +59,6 @@ fn at_start(kind: &str, what: &str, times: u32, part: &str, nth: &[u32]) -> Vec<
     nth.iter().map(case).collect()
 }
 
-/// What the kernel does with pages that it could not write: it calls them clean.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pages {
-    /// It shows them until it is told to forget them.
-    Kept,
-    /// It needed the memory, and the next process reads what the disk holds.
-    Forgotten,
-}
-
 /// What became of the cases.
 #[derive(Debug, Default)]
 struct Outcomes {
@@ -79,11 +70,20 @@ struct Outcomes {
     starts_through: usize,
     starts_in_recovery: usize,
     verdicts: BTreeMap<String, usize>,
+    /// What was lost in silence.
+    lost: Vec<String>,
 }
 
-/// Meets every case in turn, on one journal; then cuts the power at moments since.
+/// Meets every case in turn, on one journal; then cuts the power at moments since. Nothing may be lost.
 async fn meet(cases: &[Case], pages: Pages) -> Outcomes {
+    let outcomes = meet_with(cases, pages, &[]).await;
+    assert!(outcomes.lost.is_empty(), "LOST in silence: {outcomes:#?}");
+    outcomes
+}
+
+async fn meet_with(cases: &[Case], pages: Pages, env: &[(&'static str, &'static str)]) -> Outcomes {
     let mut recorder = Recorder::new().await;
+    recorder.always = env.to_vec();
     let mut outcomes = Outcomes::default();
     recorder.watch(&[]);
     recorder.rig.start_up().await;
@@ -99,7 +99,8 @@ async fn meet(cases: &[Case], pages: Pages) -> Outcomes {
         }
         assert!(failures(&recorder) > before, "{} was never met", case.fault);
         if recorder.rig.gateway.is_none() {
-            forget_pages(&recorder, pages);
+            let (log, root) = (&recorder.log, recorder.rig.path());
+            pages::lose(pages, log, root, &["state"], &recorder.disk_dir());
         }
         check_whole(&mut recorder).await;
     }
@@ -111,26 +112,6 @@ async fn meet(cases: &[Case], pages: Pages) -> Outcomes {
     );
     cut_power(&recorder, &mut outcomes);
     outcomes
-}
-
-/// What differs on the disk: read from now on, or laid where the library finds it when the pages are forgotten.
-fn forget_pages(recorder: &Recorder, pages: Pages) {
-    let tape = Tape::read(&recorder.log);
-    let history = History::of(&tape, recorder.rig.path(), &["state"]);
-    let mut disk = Disk::new(&history);
-    disk.advance(usize::MAX);
-    for (path, bytes) in disk.whole().files {
-        let there = recorder.rig.path().join(path);
-        if std::fs::read(&there).is_ok_and(|now| now != bytes) {
-            let to = match pages {
-                Pages::Forgotten => there,
-                Pages::Kept => recorder
-                    .disk_dir()
-                    .join(there.metadata().unwrap().ino().to_string()),
-            };
-            std::fs::write(&to, bytes).unwrap();
-        }
-    }
 }
 
 fn failures(recorder: &Recorder) -> usize {
@@ -292,6 +273,8 @@ fn cut_power(recorder: &Recorder, outcomes: &mut Outcomes) {
     let mut moments: Vec<usize> = (0..IMAGES)
         .map(|_| first + random.below(behind + 1) as usize)
         .collect();
+    // A cursor moves on the disk once a second and at a stop: only at the end are all that could be wrong in one.
+    moments.push(tape.records.len());
     moments.sort_unstable();
     let mut told = Told::default();
     for moment in moments {
@@ -303,7 +286,9 @@ fn cut_power(recorder: &Recorder, outcomes: &mut Outcomes) {
             Verdict::Recovery(code) => format!("recovery: {code}"),
             Verdict::Refused(why) => format!("refused: {why}"),
             Verdict::Lost(what) => {
-                panic!("LOST in silence, power lost after entry {moment}: {what}")
+                let lost = format!("power lost after entry {moment}: {what}");
+                outcomes.lost.push(lost);
+                "lost".to_owned()
             }
         };
         *outcomes.verdicts.entry(name).or_default() += 1;
@@ -394,4 +379,39 @@ async fn a_file_system_that_becomes_read_only_ends_the_process_and_nothing_told_
         &[1, 2],
     ));
     println!("{:#?}", meet(&cases, Pages::Kept).await);
+}
+
+/// The file system becomes read-only at each change of the sink's file in turn: odd ones are the write of a batch, even
+/// ones its sync. What was written then is shown by the kernel, and is not on the disk.
+fn read_only_at_the_sink() -> Vec<Case> {
+    under_load(
+        "change",
+        "EROFS",
+        0,
+        "/events/+",
+        Must::End,
+        &[1, 2, 3, 4, 6],
+    )
+}
+
+// covers: REC-01, FWD-01
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_line_that_could_not_be_synced_is_no_proof_of_itself() {
+    println!("{:#?}", meet(&read_only_at_the_sink(), Pages::Kept).await);
+}
+
+/// The check of the check: a kernel that does not forget the sink's pages is a start that does not read the disk.
+// covers: REC-01
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sink_that_believes_what_only_the_kernel_remembers_is_found() {
+    let remembers = [("HOLDFAST_SHIM_REMEMBERS", "/events/")];
+    let outcomes = meet_with(&read_only_at_the_sink(), Pages::Kept, &remembers).await;
+    println!("{outcomes:#?}");
+    assert!(
+        outcomes
+            .lost
+            .iter()
+            .any(|lost| lost.contains("is not in the sink")),
+        "{outcomes:?}"
+    );
 }

@@ -12,5 +12,6 @@ mod link_kind;
 #[allow(dead_code, reason = "another suite uses the rest")]
 mod load;
 mod loss;
+mod pages;
 mod recording;
 mod tape;

@@ -55,6 +55,8 @@ pub(crate) struct Recorder {
     pub(crate) rig: Rig,
     pub(crate) book: Arc<Book>,
     pub(crate) log: PathBuf,
+    /// In the environment of every start that is watched.
+    pub(crate) always: Vec<(&'static str, &'static str)>,
     home: tempfile::TempDir,
     shim: PathBuf,
 }
@@ -70,6 +72,7 @@ impl Recorder {
             rig,
             book: Arc::new(Book::default()),
             log,
+            always: Vec::new(),
             home,
             shim,
         }
@@ -110,7 +113,7 @@ impl Recorder {
             ("HOLDFAST_SHIM_DISK", &disk),
             ("HOLDFAST_SHIM_SYNC_US", &sync_us),
         ];
-        for (key, value) in all.iter().chain(more) {
+        for (key, value) in all.iter().chain(&self.always).chain(more) {
             self.rig.env(key, value);
         }
     }

@@ -7,7 +7,8 @@
 // the test. HOLDFAST_SHIM_SYNC_US: how long a sync takes. HOLDFAST_SHIM_KILL: once this file is there the process
 // kills itself between two calls, so that the log is exact.
 // HOLDFAST_SHIM_DISK: a directory; if it has a file named like the inode of one whose pages are to be forgotten, then that
-// is what the disk holds, and reads give it from then on.
+// is what the disk holds, and reads give it from then on. HOLDFAST_SHIM_REMEMBERS: a part of the paths of files whose
+// pages are never forgotten.
 // HOLDFAST_SHIM_FAIL=kind:n:what:times:part makes the n-th call of a kind (open, write, fsync, rename, change: any
 // of them that changes something) fail, of those with `part` in the path, counted from the moment when the file
 // HOLDFAST_SHIM_ARM is there; times 0: from then on for ever; a part that ends in '+' holds for the
@@ -44,7 +45,7 @@ struct head {
 
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static char root[PATH_MAX], kill_file[PATH_MAX], arm_file[PATH_MAX], disk_dir[PATH_MAX];
+static char root[PATH_MAX], kill_file[PATH_MAX], arm_file[PATH_MAX], disk_dir[PATH_MAX], remembers[64];
 static size_t root_bytes;
 static int log_fd = -1, armed, full, widens;
 static long sync_us;
@@ -60,6 +61,7 @@ static void begin(void) {
     if ((text = getenv("HOLDFAST_SHIM_KILL"))) snprintf(kill_file, sizeof kill_file, "%s", text);
     if ((text = getenv("HOLDFAST_SHIM_ARM"))) snprintf(arm_file, sizeof arm_file, "%s", text);
     if ((text = getenv("HOLDFAST_SHIM_DISK"))) snprintf(disk_dir, sizeof disk_dir, "%s", text);
+    if ((text = getenv("HOLDFAST_SHIM_REMEMBERS"))) snprintf(remembers, sizeof remembers, "%s", text);
     if ((text = getenv("HOLDFAST_SHIM_SYNC_US"))) sync_us = atol(text);
     if ((text = getenv("HOLDFAST_SHIM_FAIL"))
         && sscanf(text, "%15[^:]:%ld:%15[^:]:%ld:%63s", fail_kind, &fail_at, fail_what, &fail_times, fail_part) != 5) abort();
@@ -372,10 +374,11 @@ int posix_fallocate64(int fd, off64_t at, off64_t bytes) { return fallocate64(fd
 int posix_fallocate(int fd, off_t at, off_t bytes) { return posix_fallocate64(fd, at, bytes); }
 // The kernel drops the pages of a file: what it could not write is gone.
 int posix_fadvise64(int fd, off64_t at, off64_t bytes, int advice) {
-    char held[PATH_MAX + 32], own[64], data[65536];
+    char held[PATH_MAX + 32], own[64], path[PATH_MAX], data[65536];
     uint64_t ino = (pthread_once(&once, begin), watched(fd));
     if (!ino || advice != POSIX_FADV_DONTNEED || !disk_dir[0])
         return syscall(SYS_fadvise64, fd, at, bytes, advice) ? errno : 0;
+    if (remembers[0] && strstr(path_of(fd, path), remembers)) return 0;
     snprintf(held, sizeof held, "%s/%lu", disk_dir, (unsigned long)ino);
     snprintf(own, sizeof own, "/proc/self/fd/%d", fd);
     enter();
