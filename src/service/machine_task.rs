@@ -4,14 +4,14 @@
 
 use super::clock::Clock;
 use super::engine::Message;
+use super::errand::Errand;
 use super::progress::{BEAT_MS_MAX, Beat};
 use crate::api::backend::TagStatus;
-use crate::core::contract::{Exchange, Job, MailboxRequest, Outcome, Probe, ProbeAnswer, Reply};
+use crate::core::contract::{Job, Outcome, Reply};
 use crate::core::gateway::{Input, LinkChange};
-use crate::core::ids::{AttemptId, OperationId};
 use crate::core::machine::identity_mismatch;
-use crate::core::spec::{EventKind, MachineSpec, Quality, Scalar, Value};
-use crate::core::time::{Deadline, NS_PER_MS, Stamp};
+use crate::core::spec::{EventKind, MachineSpec, Quality, Value};
+use crate::core::time::{NS_PER_MS, Stamp};
 use crate::failpoint;
 use crate::plc::link::{Link, Model, Reading};
 use crate::plc::plan::{PointId, PollPlan};
@@ -21,126 +21,12 @@ use crate::plc::tap::Tap;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 /// A tag that has not been read for so many of its cycles is stale.
 const STALE_CYCLES_MAX: u64 = 3;
 /// What is said of a value that some other device gives.
 pub(super) const NOT_OURS: &str = "config_mismatch: another device, or another program, answers";
-
-/// What the engine, or a reader, wants of the machine.
-pub enum Errand {
-    /// Hand a job over; the answer is [`Input::Exchanged`].
-    Run {
-        /// For which operation.
-        operation: OperationId,
-        /// In which try.
-        attempt: AttemptId,
-        /// What.
-        job: Job,
-        /// Not to be handed over at or after this.
-        deadline: Option<Deadline>,
-    },
-    /// Read the gate; the answer is [`Input::Gate`].
-    ReadGate,
-    /// Look into an outcome; the answer is [`Input::Probed`].
-    Probe {
-        /// For which operation.
-        operation: OperationId,
-        /// What to read.
-        probe: Probe,
-    },
-    /// Give a mailbox id up; the answer is [`Input::Burned`].
-    Burn {
-        /// The no-op.
-        request: MailboxRequest,
-    },
-    /// Set or clear a handshake's acknowledgement; nothing answers.
-    Acknowledge {
-        /// Which source.
-        event_type: String,
-        /// While the device presents this item; `None`: clear it.
-        item: Option<u32>,
-    },
-    /// Read entries of a ring; the answer is [`Input::RingRead`].
-    ReadRing {
-        /// Which source.
-        event_type: String,
-        /// The first entry's number.
-        first: u32,
-        /// How many at most.
-        count: u16,
-    },
-    /// Read values now, for somebody who waits.
-    Read {
-        /// What.
-        points: Vec<(String, Scalar)>,
-        /// For whom.
-        reply: oneshot::Sender<Result<Vec<(String, Value)>, String>>,
-    },
-}
-
-impl Errand {
-    /// Whether the core decides it only behind an open gate. One that was decided while the connection before this
-    /// one stood may come late: a commit is slow, a link is back soon (POL-06).
-    fn wants_gate(&self) -> bool {
-        !matches!(self, Self::ReadGate | Self::Read { .. })
-    }
-
-    /// Whether it is part of taking events, which gives way to commands (SEND-07).
-    fn is_of_source(&self) -> bool {
-        matches!(self, Self::Acknowledge { .. } | Self::ReadRing { .. })
-    }
-
-    /// It was not done, and no byte was sent for it: what the engine is to hear of that.
-    pub fn refused(self, machine: &str, reason: &str) -> Option<Input> {
-        let machine = machine.to_owned();
-        let why = format!("not connected: {reason}");
-        let not_sent = |why| Exchange {
-            outcome: Outcome::NotSent { why },
-            bytes_sent: 0,
-            bytes_total: 0,
-            request_ident: String::new(),
-            sent_at: None,
-            replied_at: None,
-            reply: Vec::new(),
-        };
-        Some(match self {
-            Self::Run {
-                operation, attempt, ..
-            } => Input::Exchanged {
-                machine,
-                operation,
-                attempt,
-                exchange: not_sent(why),
-            },
-            Self::ReadGate => Input::Gate {
-                machine,
-                reading: Err(why),
-            },
-            Self::Probe { operation, .. } => Input::Probed {
-                machine,
-                operation,
-                answer: ProbeAnswer::Failed(why),
-            },
-            Self::Burn { .. } => Input::Burned {
-                machine,
-                exchange: not_sent(why),
-            },
-            Self::ReadRing { event_type, .. } => Input::RingRead {
-                machine,
-                event_type,
-                reading: Err(why),
-            },
-            // It is decided anew at the next look.
-            Self::Acknowledge { .. } => return None,
-            Self::Read { reply, .. } => {
-                let _ = reply.send(Err(why));
-                return None;
-            }
-        })
-    }
-}
 
 /// What everybody may see of a machine.
 #[derive(Debug)]
