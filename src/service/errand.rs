@@ -4,15 +4,18 @@
 
 use crate::core::contract::{Exchange, Job, MailboxRequest, Outcome, Probe, ProbeAnswer};
 use crate::core::gateway::{Effect, Input};
-use crate::core::ids::{AttemptId, OperationId};
+use crate::core::ids::{AttemptId, ConnectionNo, OperationId};
 use crate::core::spec::{Scalar, Value};
 use crate::core::time::Deadline;
+use crate::seeded::{self, Fault};
 use tokio::sync::oneshot;
 
 /// What the engine, or a reader, wants of the machine.
 pub enum Errand {
     /// Hand a job over; the answer is [`Input::Exchanged`].
     Run {
+        /// The only connection that it may go out over.
+        connection: ConnectionNo,
         /// For which operation.
         operation: OperationId,
         /// In which try.
@@ -26,6 +29,8 @@ pub enum Errand {
     ReadGate,
     /// Look into an outcome; the answer is [`Input::Probed`].
     Probe {
+        /// See [`Errand::Run`].
+        connection: ConnectionNo,
         /// For which operation.
         operation: OperationId,
         /// What to read.
@@ -33,11 +38,15 @@ pub enum Errand {
     },
     /// Give a mailbox id up; the answer is [`Input::Burned`].
     Burn {
+        /// See [`Errand::Run`].
+        connection: ConnectionNo,
         /// The no-op.
         request: MailboxRequest,
     },
     /// Set or clear a handshake's acknowledgement; nothing answers.
     Acknowledge {
+        /// See [`Errand::Run`].
+        connection: ConnectionNo,
         /// Which source.
         event_type: String,
         /// While the device presents this item; `None`: clear it.
@@ -45,6 +54,8 @@ pub enum Errand {
     },
     /// Read entries of a ring; the answer is [`Input::RingRead`].
     ReadRing {
+        /// See [`Errand::Run`].
+        connection: ConnectionNo,
         /// Which source.
         event_type: String,
         /// The first entry's number.
@@ -62,10 +73,23 @@ pub enum Errand {
 }
 
 impl Errand {
-    /// Whether the core decides it only behind an open gate. One that was decided while the connection before this
-    /// one stood may come late: a commit is slow, a link is back soon (POL-06).
-    pub(super) fn wants_gate(&self) -> bool {
-        !matches!(self, Self::ReadGate | Self::Read { .. })
+    /// Why it may not be done over the connection that stands (POL-06); `identified`: whether the configured device
+    /// answers there. It may have been decided by the gate of an earlier one: a commit is slow, a link is back soon.
+    #[must_use]
+    pub fn barred(&self, stands: ConnectionNo, identified: Option<bool>) -> Option<&'static str> {
+        let decided_over = match self {
+            Self::Run { connection, .. }
+            | Self::Probe { connection, .. }
+            | Self::Burn { connection, .. }
+            | Self::Acknowledge { connection, .. }
+            | Self::ReadRing { connection, .. } => *connection,
+            // No gate was asked about these.
+            Self::ReadGate | Self::Read { .. } => return None,
+        };
+        if decided_over != stands && !seeded::is_on(Fault::StaleGateAccepted) {
+            return Some("it was decided over an earlier connection");
+        }
+        (identified != Some(true)).then_some("another device answers, or who does is not known")
     }
 
     /// Whether it is part of taking events, which gives way to commands (SEND-07).
@@ -80,6 +104,7 @@ impl Errand {
             Effect::Answer { .. } => return None,
             Effect::Run {
                 machine,
+                connection,
                 operation,
                 attempt,
                 job,
@@ -87,6 +112,7 @@ impl Errand {
             } => (
                 machine,
                 Self::Run {
+                    connection,
                     operation,
                     attempt,
                     job,
@@ -96,23 +122,51 @@ impl Errand {
             Effect::ReadGate { machine } => (machine, Self::ReadGate),
             Effect::Probe {
                 machine,
+                connection,
                 operation,
                 probe,
-            } => (machine, Self::Probe { operation, probe }),
-            Effect::Burn { machine, request } => (machine, Self::Burn { request }),
+            } => (
+                machine,
+                Self::Probe {
+                    connection,
+                    operation,
+                    probe,
+                },
+            ),
+            Effect::Burn {
+                machine,
+                connection,
+                request,
+            } => (
+                machine,
+                Self::Burn {
+                    connection,
+                    request,
+                },
+            ),
             Effect::Acknowledge {
                 machine,
+                connection,
                 event_type,
                 item,
-            } => (machine, Self::Acknowledge { event_type, item }),
+            } => (
+                machine,
+                Self::Acknowledge {
+                    connection,
+                    event_type,
+                    item,
+                },
+            ),
             Effect::ReadRing {
                 machine,
+                connection,
                 event_type,
                 first,
                 count,
             } => (
                 machine,
                 Self::ReadRing {
+                    connection,
                     event_type,
                     first,
                     count,

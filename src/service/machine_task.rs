@@ -9,6 +9,7 @@ use super::progress::{BEAT_MS_MAX, Beat};
 use crate::api::backend::TagStatus;
 use crate::core::contract::{Job, Outcome, Reply};
 use crate::core::gateway::{Input, LinkChange};
+use crate::core::ids::ConnectionNo;
 use crate::core::machine::identity_mismatch;
 use crate::core::spec::{EventKind, MachineSpec, Quality, Value};
 use crate::core::time::{NS_PER_MS, Stamp};
@@ -19,6 +20,8 @@ use crate::plc::port::Ports;
 use crate::plc::source::SourcePlan;
 use crate::plc::tap::Tap;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -171,10 +174,10 @@ pub struct MachineTask {
     /// When each counter was last read over this connection.
     counted_at: HashMap<usize, Stamp>,
     gate_at_ns: u64,
+    /// The one that stands, or stood last.
+    connection: ConnectionNo,
     /// Whether the configured device answers; `None` until the gate was read over this connection.
     identified: Option<bool>,
-    /// The gate was read whole over this connection.
-    gate_read: bool,
     polls: u64,
     /// The CPU has not said what it is when it was asked: it is not asked again.
     model_unknown: bool,
@@ -221,8 +224,8 @@ impl MachineTask {
             observed: HashMap::new(),
             counted_at: HashMap::new(),
             gate_at_ns: 0,
+            connection: next_connection(),
             identified: None,
-            gate_read: false,
             polls: 0,
             model_unknown: false,
             model_due: false,
@@ -310,13 +313,13 @@ impl MachineTask {
     async fn connected(&mut self) -> Left {
         log::info!("{}: connected", self.spec.name);
         self.identified = self.spec.gate.identity.is_none().then_some(true);
-        self.gate_read = false;
+        self.connection = next_connection();
         self.shared.connected.send_replace(true);
         self.model_due = !self.model_unknown;
         self.gate_at_ns = self.clock.now().boottime_ns;
         self.tell(Input::Link {
             machine: self.spec.name.clone(),
-            change: LinkChange::Up,
+            change: LinkChange::Up(self.connection),
         })
         .await;
         loop {
@@ -541,7 +544,9 @@ impl MachineTask {
             source.map(|source| &source.kind)
         };
         match errand {
-            Errand::Acknowledge { event_type, item } => {
+            Errand::Acknowledge {
+                event_type, item, ..
+            } => {
                 let Some(EventKind::Handshake(handshake)) = kind(&event_type) else {
                     return;
                 };
@@ -559,6 +564,7 @@ impl MachineTask {
                 event_type,
                 first,
                 count,
+                ..
             } => {
                 let Some(EventKind::Ring(ring)) = kind(&event_type) else {
                     return;
@@ -583,7 +589,6 @@ impl MachineTask {
             .await
             .map_err(|error| error.to_string());
         self.gate_at_ns = self.clock.now().boottime_ns;
-        self.gate_read |= reading.is_ok();
         self.identified = Some(match &reading {
             Ok(reading) => identity_mismatch(&self.spec, reading).is_none(),
             Err(_) => self.spec.gate.identity.is_none(),
@@ -596,8 +601,7 @@ impl MachineTask {
     }
 
     async fn errand(&mut self, errand: Errand) {
-        if errand.wants_gate() && !(self.gate_read && self.identified == Some(true)) {
-            let why = "the gate has not been passed over this connection";
+        if let Some(why) = errand.barred(self.connection, self.identified) {
             return self.refuse(errand, why).await;
         }
         let machine = self.spec.name.clone();
@@ -608,6 +612,7 @@ impl MachineTask {
                 attempt,
                 job,
                 deadline,
+                ..
             } => {
                 failpoint!("link.before-first-byte");
                 let exchange = self.link.run_before(&job, deadline).await;
@@ -621,7 +626,9 @@ impl MachineTask {
                 .await;
             }
             Errand::ReadGate => self.read_gate().await,
-            Errand::Probe { operation, probe } => {
+            Errand::Probe {
+                operation, probe, ..
+            } => {
                 let answer = self.link.probe(&probe).await;
                 self.tell(Input::Probed {
                     machine,
@@ -633,7 +640,7 @@ impl MachineTask {
             errand @ (Errand::Acknowledge { .. } | Errand::ReadRing { .. }) => {
                 self.source_errand(errand).await;
             }
-            Errand::Burn { request } => {
+            Errand::Burn { request, .. } => {
                 let exchange = self.link.run(&Job::Mailbox(request)).await;
                 self.tell(Input::Burned { machine, exchange }).await;
             }
@@ -730,6 +737,12 @@ impl MachineTask {
         // The engine is gone only when the process is ending.
         let _ = self.engine.send(Message::Input(input)).await;
     }
+}
+
+/// A number that no connection of this process has had: not even those of the task that this one takes over from.
+fn next_connection() -> ConnectionNo {
+    static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+    ConnectionNo(CONNECTIONS.fetch_add(1, Relaxed))
 }
 
 fn read_failure(outcome: &Outcome) -> String {

@@ -254,6 +254,7 @@ const BRANCHES: &[&str] = &[
     "fresh events overtook a backlog",
     "refused",
     "decided for an earlier connection",
+    "decided for an earlier connection, and this one's gate was read",
 ];
 /// Ways in which operations of a run must have ended, or stand for a person.
 const ENDS: &[&str] = &[
@@ -320,6 +321,7 @@ const CAUGHT: &[Fault] = &[
     Fault::WallClockValidity,
     Fault::BaselineNotDurable,
     Fault::NotTakenAsNotExecuted,
+    Fault::StaleGateAccepted,
 ];
 
 // covers: REL-04

@@ -9,7 +9,7 @@ use super::line::{Line, request_of};
 use super::plant::{MACHINES, SINKS, machines, settings};
 use super::upstream::{SinkTask, Upstream};
 use holdfast::core::gateway::{Act, Answer, Effect, Gateway, Input, Restored, Token};
-use holdfast::core::ids::{BootId, CommitNo, Epoch, OperationId};
+use holdfast::core::ids::{AttemptId, BootId, CommitNo, Epoch, OperationId};
 use holdfast::core::intent::Request;
 use holdfast::core::lifecycle::{Actor, HeldReason};
 use holdfast::core::record::{Block, Operation, Stored, Tombstone};
@@ -30,6 +30,33 @@ pub(crate) struct TrueEnd {
     true_ns: u64,
     /// The wall clock was wrong and called trusted: nothing holds over a reboot then.
     misled: bool,
+}
+
+/// What writes at a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Order {
+    Command(String, AttemptId),
+    NoOp(String, u32),
+}
+
+impl Order {
+    fn of(effect: &Effect) -> Option<Self> {
+        match effect {
+            Effect::Run {
+                machine, attempt, ..
+            } => Some(Self::Command(machine.clone(), *attempt)),
+            Effect::Burn {
+                machine, request, ..
+            } => Some(Self::NoOp(machine.clone(), request.request_id)),
+            _ => None,
+        }
+    }
+
+    fn machine(&self) -> &str {
+        match self {
+            Self::Command(machine, _) | Self::NoOp(machine, _) => machine,
+        }
+    }
 }
 
 pub(crate) struct Asked {
@@ -59,6 +86,10 @@ pub(crate) struct World {
     pub(crate) acknowledged: BTreeMap<OperationId, Option<&'static str>>,
     pub(crate) requests: HashMap<OperationId, Vec<u32>>,
     ends: HashMap<OperationId, TrueEnd>,
+    /// By machine, over which connection the gate was read that the gateway was last told of.
+    gate_of: HashMap<String, u64>,
+    /// What each order was decided by.
+    decided_by: HashMap<Order, u64>,
     pub(crate) tombstones: BTreeMap<OperationId, Tombstone>,
     replay_window_ms: u64,
     pub(crate) pieces_from: Vec<u64>,
@@ -146,6 +177,8 @@ impl World {
             acknowledged: BTreeMap::new(),
             requests: HashMap::new(),
             ends: HashMap::new(),
+            gate_of: HashMap::new(),
+            decided_by: HashMap::new(),
             tombstones: BTreeMap::new(),
             replay_window_ms,
             reached: BTreeMap::new(),
@@ -219,7 +252,9 @@ impl World {
                 }
             }
             let shown = self.trace.is_some().then(|| short(&format!("{input:?}")));
+            self.gate_told(&input);
             let output = self.core.handle(&self.now, input);
+            self.decided(&output.effects);
             if let Some(shown) = shown {
                 let decided = output
                     .effects
@@ -232,6 +267,42 @@ impl World {
             effects.extend(output.effects);
         }
         self.finish(blocks, effects);
+    }
+
+    /// A reading waits no longer than its connection stands: what is lost is told, and decided upon, at once.
+    fn gate_told(&mut self, input: &Input) {
+        if let Input::Gate {
+            machine,
+            reading: Ok(_),
+        } = input
+        {
+            let line = self.lines.iter().find(|line| line.name == machine);
+            let over = line.expect("a machine of the plant").connections;
+            self.gate_of.insert(machine.clone(), over);
+        }
+    }
+
+    fn decided(&mut self, effects: &[Effect]) {
+        for order in effects.iter().filter_map(Order::of) {
+            let over = self.gate_of.get(order.machine()).copied();
+            self.decided_by.insert(order, over.unwrap_or(0));
+        }
+    }
+
+    /// What leaves was decided by the gate of the very connection that it leaves over.
+    fn check_gate(&mut self, at: usize, effect: &Effect) {
+        let Some(order) = Order::of(effect) else {
+            return;
+        };
+        let (over, stands) = (self.decided_by[&order], self.lines[at].connections);
+        assert_eq!(
+            over, stands,
+            "bytes left that were decided by the gate of an earlier connection: {order:?}"
+        );
+        *self
+            .checked
+            .entry("bytes by the gate of their own connection")
+            .or_default() += 1;
     }
 
     fn stored(&self, id: &OperationId) -> Option<Stored> {
@@ -661,13 +732,13 @@ impl World {
     }
 
     pub(crate) fn serve(&mut self, at: usize) {
-        let id = match self.lines[at].errands.front() {
-            Some(Effect::Run { operation, .. }) => Some(operation.clone()),
-            _ => None,
-        };
+        let effect = self.lines[at].errands.front().cloned();
         let served = self.lines[at].serve(&mut self.chance, &self.now);
-        if let Some(id) = id.filter(|_| served.sent) {
-            self.check_bytes(&id);
+        if let Some(effect) = effect.filter(|_| served.sent) {
+            self.check_gate(at, &effect);
+            if let Effect::Run { operation, .. } = effect {
+                self.check_bytes(&operation);
+            }
         }
         self.inbox.extend(served.input);
         if served.doubt {
@@ -726,6 +797,7 @@ impl World {
         self.note(|| format!("CRASH: {when}"));
         for at in 0..self.lines.len() {
             for left in self.lines[at].abandon(&mut self.chance, &self.now) {
+                self.check_gate(at, &left);
                 if let Effect::Run { operation, .. } = left {
                     self.check_bytes(&operation);
                 }
@@ -735,6 +807,7 @@ impl World {
             sink.abandon(upstream, &self.books, &mut self.chance);
         }
         self.inbox.clear();
+        self.gate_of.clear();
         self.asked.clear();
         if self.disk.crash(&mut self.chance) {
             self.reach("a torn write");
