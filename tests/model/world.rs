@@ -1,5 +1,5 @@
 //! Owns: everything around the gateway: its journal, its clock, the link, frames on their way, and the device.
-//! May call: the real gateway, by its public inputs only; the real judgement of the mailbox.
+//! May call: the real gateway, by its public inputs only; the real judgement of the mailbox, and of an order too late.
 //! Never: decide what the gateway should; it is the device's ledger that judges, see `judge`.
 
 use crate::plan::{Plan, RARE, Rare, machine, request, settings};

@@ -1,5 +1,5 @@
 //! Owns: one machine's task as the shell runs it: link, errands, polls, and what the network does to frames.
-//! May call: the device, core's contract.
+//! May call: the device, core's contract, the real refusal of an order that comes too late.
 //! Never: send at or after a deadline; look into the device's ledgers.
 
 use super::chance::{Chance, Kind};

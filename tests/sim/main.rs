@@ -11,6 +11,7 @@ mod device;
 mod disk;
 mod judge;
 mod line;
+mod orders;
 mod plant;
 mod upstream;
 mod world;

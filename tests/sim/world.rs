@@ -6,10 +6,11 @@ use super::books::Books;
 use super::chance::{Chance, Kind};
 use super::disk::Disk;
 use super::line::{Line, request_of};
+use super::orders::{Order, Orders};
 use super::plant::{MACHINES, SINKS, machines, settings};
 use super::upstream::{SinkTask, Upstream};
 use holdfast::core::gateway::{Act, Answer, Effect, Gateway, Input, Restored, Token};
-use holdfast::core::ids::{AttemptId, BootId, CommitNo, Epoch, OperationId};
+use holdfast::core::ids::{BootId, CommitNo, Epoch, OperationId};
 use holdfast::core::intent::Request;
 use holdfast::core::lifecycle::{Actor, HeldReason};
 use holdfast::core::record::{Block, Operation, Stored, Tombstone};
@@ -30,33 +31,6 @@ pub(crate) struct TrueEnd {
     true_ns: u64,
     /// The wall clock was wrong and called trusted: nothing holds over a reboot then.
     misled: bool,
-}
-
-/// What writes at a machine.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Order {
-    Command(String, AttemptId),
-    NoOp(String, u32),
-}
-
-impl Order {
-    fn of(effect: &Effect) -> Option<Self> {
-        match effect {
-            Effect::Run {
-                machine, attempt, ..
-            } => Some(Self::Command(machine.clone(), *attempt)),
-            Effect::Burn {
-                machine, request, ..
-            } => Some(Self::NoOp(machine.clone(), request.request_id)),
-            _ => None,
-        }
-    }
-
-    fn machine(&self) -> &str {
-        match self {
-            Self::Command(machine, _) | Self::NoOp(machine, _) => machine,
-        }
-    }
 }
 
 pub(crate) struct Asked {
@@ -86,10 +60,7 @@ pub(crate) struct World {
     pub(crate) acknowledged: BTreeMap<OperationId, Option<&'static str>>,
     pub(crate) requests: HashMap<OperationId, Vec<u32>>,
     ends: HashMap<OperationId, TrueEnd>,
-    /// By machine, over which connection the gate was read that the gateway was last told of.
-    gate_of: HashMap<String, u64>,
-    /// What each order was decided by.
-    decided_by: HashMap<Order, u64>,
+    orders: Orders,
     pub(crate) tombstones: BTreeMap<OperationId, Tombstone>,
     replay_window_ms: u64,
     pub(crate) pieces_from: Vec<u64>,
@@ -177,8 +148,7 @@ impl World {
             acknowledged: BTreeMap::new(),
             requests: HashMap::new(),
             ends: HashMap::new(),
-            gate_of: HashMap::new(),
-            decided_by: HashMap::new(),
+            orders: Orders::default(),
             tombstones: BTreeMap::new(),
             replay_window_ms,
             reached: BTreeMap::new(),
@@ -252,9 +222,12 @@ impl World {
                 }
             }
             let shown = self.trace.is_some().then(|| short(&format!("{input:?}")));
-            self.gate_told(&input);
+            self.orders.told(&input, |machine| {
+                let line = self.lines.iter().find(|line| line.name == machine);
+                line.expect("a machine of the plant").connections
+            });
             let output = self.core.handle(&self.now, input);
-            self.decided(&output.effects);
+            self.orders.decided(&output.effects);
             if let Some(shown) = shown {
                 let decided = output
                     .effects
@@ -269,40 +242,29 @@ impl World {
         self.finish(blocks, effects);
     }
 
-    /// A reading waits no longer than its connection stands: what is lost is told, and decided upon, at once.
-    fn gate_told(&mut self, input: &Input) {
-        if let Input::Gate {
-            machine,
-            reading: Ok(_),
-        } = input
-        {
-            let line = self.lines.iter().find(|line| line.name == machine);
-            let over = line.expect("a machine of the plant").connections;
-            self.gate_of.insert(machine.clone(), over);
-        }
-    }
-
-    fn decided(&mut self, effects: &[Effect]) {
-        for order in effects.iter().filter_map(Order::of) {
-            let over = self.gate_of.get(order.machine()).copied();
-            self.decided_by.insert(order, over.unwrap_or(0));
-        }
-    }
-
     /// What leaves was decided by the gate of the very connection that it leaves over.
     fn check_gate(&mut self, at: usize, effect: &Effect) {
-        let Some(order) = Order::of(effect) else {
+        if self.orders.leaves(effect, self.lines[at].connections) {
+            let invariant = "bytes by the gate of their own connection";
+            *self.checked.entry(invariant).or_default() += 1;
+        }
+    }
+
+    /// The commit was slow: a link that an order is for went and came back meanwhile, and its gate was read.
+    fn link_back(&mut self, effects: &[Effect]) {
+        let Some(order) = effects.iter().find_map(Order::of) else {
             return;
         };
-        let (over, stands) = (self.decided_by[&order], self.lines[at].connections);
-        assert_eq!(
-            over, stands,
-            "bytes left that were decided by the gate of an earlier connection: {order:?}"
-        );
-        *self
-            .checked
-            .entry("bytes by the gate of their own connection")
-            .or_default() += 1;
+        let line = self.lines.iter_mut();
+        let line = line.filter(|line| line.connected && line.name == order.machine());
+        for line in line {
+            if self.chance.strikes(Kind::LinkBack) {
+                let (lost, back) = (line.disconnect(), line.connect());
+                let gate = line.read_gate(&mut self.chance, &self.now);
+                self.inbox
+                    .extend(lost.into_iter().chain(back).chain([gate]));
+            }
+        }
     }
 
     fn stored(&self, id: &OperationId) -> Option<Stored> {
@@ -341,6 +303,7 @@ impl World {
             }
         }
         self.core.committed();
+        self.link_back(&effects);
         if early {
             return;
         }
@@ -807,7 +770,7 @@ impl World {
             sink.abandon(upstream, &self.books, &mut self.chance);
         }
         self.inbox.clear();
-        self.gate_of.clear();
+        self.orders = Orders::default();
         self.asked.clear();
         if self.disk.crash(&mut self.chance) {
             self.reach("a torn write");
