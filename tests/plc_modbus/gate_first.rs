@@ -1,5 +1,5 @@
 //! Owns: the proof that what was decided for an earlier connection is not handed over on a new one (POL-06).
-//! May call: the scripted server, the machine's task.
+//! May call: the scripted server, the machine's task, the real core in the place of the engine.
 //! Never: take the task's word for what was sent.
 
 use crate::server::{Act, Server, asked, echo, holding, registers, scalar, spec};
