@@ -165,7 +165,7 @@ fn a_new_incarnation_of_the_journal_begins_its_request_ids_anew() {
 #[test]
 fn another_devices_mailbox_is_not_followed() {
     let mut stage = Stage::with(vec![spec()]);
-    stage.link(LinkChange::Up);
+    stage.connect();
     let foreign = mailbox_reading(&stage, 1, 0x7FFF_0000, 0x7FFF_0000);
     gate(&mut stage, foreign);
     let own = mailbox_reading(&stage, 4711, 0x6000_0041, 5);
@@ -339,7 +339,7 @@ fn an_identity_that_could_not_be_read_is_not_another_device() {
     stage.up(7);
     stage.down();
     recorded(stage.set("SET", 50, 1000));
-    stage.link(LinkChange::Up);
+    stage.connect();
     let mut reading = mailbox_reading(&stage, 4711, 1, 1);
     reading.identity = None;
     reading.quality = Quality::Bad;
@@ -423,7 +423,7 @@ fn a_link_is_as_old_as_the_state_that_is_shown() {
     stage.pass(3.0);
     stage.link(LinkChange::Connecting);
     assert_eq!(age_s(&stage), 3);
-    stage.link(LinkChange::Up);
+    stage.connect();
     assert_eq!(age_s(&stage), 0, "the gate is being read");
     stage.pass(2.0);
     stage.gate(4711, 7, true);

@@ -11,7 +11,7 @@ use super::lifecycle::{
     Completion as Done, Evidence, Meaning, Method, RejectReason, Source, State, Step,
     UnknownReason, meaning,
 };
-use super::machine::{LinkState, not_connected};
+use super::machine::not_connected;
 use super::mailbox::{self, Verdict};
 use super::record::{Burn, Operation};
 use super::spec::{Action, Class, Completion, DoneSpec, MachineSpec, Row, Scalar, Value, Verify};
@@ -262,7 +262,10 @@ impl Gateway {
         let Some(machine) = self.machine_of(id) else {
             return;
         };
-        if machine.link != LinkState::Up || machine.probing.is_some() {
+        let Some(connection) = machine.open_connection() else {
+            return;
+        };
+        if machine.probing.is_some() {
             return;
         }
         let Some(live) = machine.live.get_mut(id) else {
@@ -278,6 +281,7 @@ impl Gateway {
         let machine = machine.spec.name.clone();
         turn.effects.push(Effect::Probe {
             machine,
+            connection,
             operation: id.clone(),
             probe,
         });
@@ -456,11 +460,10 @@ impl Gateway {
         let Some(machine) = self.machines.get(&spec.name) else {
             return;
         };
-        if spec.read_only
-            || machine.burning
-            || machine.in_flight.is_some()
-            || machine.link != LinkState::Up
-        {
+        let Some(connection) = machine.open_connection() else {
+            return;
+        };
+        if spec.read_only || machine.burning || machine.in_flight.is_some() {
             return;
         }
         if tries >= BURN_TRIES_MAX {
@@ -497,6 +500,7 @@ impl Gateway {
         };
         turn.effects.push(Effect::Burn {
             machine: spec.name.clone(),
+            connection,
             request,
         });
         self.note(
