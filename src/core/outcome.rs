@@ -374,6 +374,11 @@ impl Gateway {
         };
         let boot = operation.device_boot;
         let accepted = matches!(operation.state, State::Accepted { .. });
+        // It had its time to be called accepted; only its end says more.
+        let overdue = matches!(
+            operation.state,
+            State::OutcomeUnknown(UnknownReason::CompletionTimeout)
+        );
         let cause = Cause::gateway(Source::Verifier, "");
         match mailbox::judge(blocks, mailbox.word_order, request_id, boot) {
             Verdict::Done(echo) => {
@@ -388,7 +393,17 @@ impl Gateway {
                     "mailbox",
                     "the device took it and is not done".into(),
                 );
-                let _ = self.step(turn, id, Step::Accept(turn.now), cause);
+                if !overdue {
+                    let _ = self.step(turn, id, Step::Accept(turn.now), cause);
+                }
+            }
+            Verdict::CutOff => {
+                let says = "the PLC took it and restarted before it said that it was done: a person must find out";
+                self.note(turn, id, "mailbox", says.into());
+                if accepted {
+                    let doubt = Step::Doubt(UnknownReason::DeviceRestart);
+                    let _ = self.step(turn, id, doubt, cause);
+                }
             }
             Verdict::NotTaken => self.not_taken(turn, spec, id, blocks, request_id),
             Verdict::Rebooted if seeded::is_on(Fault::PlcRestartIgnored) => {

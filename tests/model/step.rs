@@ -632,7 +632,7 @@ impl World {
                 Some(code) => Outcome::DeviceRefused(code),
                 None => Outcome::DeviceReplied(Reply::Mailbox(echo)),
             })),
-            Verdict::Rebooted | Verdict::Forgotten => Some(no_reply()),
+            Verdict::CutOff | Verdict::Rebooted | Verdict::Forgotten => Some(no_reply()),
             Verdict::NotTaken => {
                 let now = mailbox::decode_status(&blocks.status, ORDER).ok()?;
                 let rejected = mailbox::State::Rejected;
