@@ -4,6 +4,7 @@
 
 pub mod diagnose;
 mod diagnose_c24;
+mod diagnose_line;
 mod echo;
 mod exchange;
 #[cfg(feature = "test-hooks")]

@@ -7,7 +7,7 @@ use crate::api::types::TraceLine;
 use crate::core::contract::GateReading;
 use crate::core::event::rfc3339;
 use crate::core::melsec::{Code, Frame, Transport};
-use crate::core::serial::Way;
+use crate::core::serial::{SerialLine, Way};
 use crate::core::spec::{GateSpec, LinkSpec, MachineSpec};
 use crate::core::time::{NS_PER_MS, Stamp, elapsed_ns};
 use crate::plc::diagnose::{Diagnosis, Facts, diagnose, others};
@@ -283,17 +283,18 @@ fn spoken(link: &LinkSpec) -> String {
     match link {
         LinkSpec::ModbusTcp(_) => "Modbus TCP".into(),
         LinkSpec::ModbusRtu(link) => match &link.way {
-            Way::Serial(line) => format!(
-                "Modbus RTU, {} baud, {} data bits, {:?} parity, {} stop bit(s)",
-                line.baud, line.data_bits, line.parity, line.stop_bits
-            ),
+            Way::Serial(line) => format!("Modbus RTU, {}", set(line)),
             Way::Tcp { .. } => "Modbus RTU over TCP".into(),
         },
         LinkSpec::C24(link) => format!(
-            "MC protocol {} frame, format {}, {} sum check",
+            "MC protocol {} frame, format {}, {} sum check, {}",
             link.frame.name(),
             link.format.number(),
-            if link.sum_check { "with" } else { "without" }
+            if link.sum_check { "with" } else { "without" },
+            match &link.way {
+                Way::Serial(line) => set(line),
+                Way::Tcp { .. } => "over TCP".into(),
+            }
         ),
         LinkSpec::Mc(link) => format!(
             "MC protocol {} frame, {}, over {}",
@@ -311,6 +312,13 @@ fn spoken(link: &LinkSpec) -> String {
             }
         ),
     }
+}
+
+fn set(line: &SerialLine) -> String {
+    format!(
+        "{} baud, {} data bits, {:?} parity, {} stop bit(s)",
+        line.baud, line.data_bits, line.parity, line.stop_bits
+    )
 }
 
 /// Until the first byte went, and from it to the last byte of its reply.
