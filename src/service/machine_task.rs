@@ -539,7 +539,8 @@ impl MachineTask {
         true
     }
 
-    /// For people to see: no command waits for it, and none depends on it.
+    /// For people to see: no command depends on it. One that comes meanwhile waits for this one request, and a device
+    /// that is silent to it loses its connection once a start: it is not asked again.
     async fn ask_model(&mut self) {
         let model = self.link.ask_model().await;
         let model = model.unwrap_or_default();

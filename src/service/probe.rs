@@ -16,6 +16,9 @@ use crate::plc::serial::trouble;
 use crate::plc::tap::{Look, TRACE_MS_MAX, TraceEntry, TraceWay};
 use serde::Serialize;
 
+/// Most connections for one answer.
+const CONNECTS_MAX: usize = 5;
+
 /// How a machine is probed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProbeOptions {
@@ -134,9 +137,11 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
     let began = clock.now();
     let look = link.tap().open(&began, TRACE_MS_MAX);
     let mut report = empty(spec, &link);
-    let mut connected = link.connect().await;
+    let mut connected = connect(&mut link).await;
+    let mut reply_ns = None;
     if connected.is_ok() && !spec.link.is_broadcast() {
-        connected = link.ask_proof().await;
+        let proof = link.ask_proof().await;
+        connected = proof.map(|ns| reply_ns = ns);
     }
     let gate = match &connected {
         Ok(()) if !spec.link.is_broadcast() => Some(link.read_gate().await),
@@ -152,6 +157,9 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
     drop(link);
     let (entries, left_out) = look.map(Look::end).unwrap_or_default();
     (report.connect_ms, report.reply_ms) = times(&began, &entries);
+    // Before it there may have been a loopback test.
+    let proof_ms = reply_ns.map(|ns| ns as f64 / NS_PER_MS as f64);
+    report.reply_ms = proof_ms.or(report.reply_ms);
     report.model = model.as_ref().map(ToString::to_string);
     let failed = match (connected, gate) {
         (Err(error), _) | (Ok(()), Some(Err(error))) => Some(error),
@@ -201,6 +209,18 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
         report.left_out = left_out;
     }
     report
+}
+
+/// Until it is clear whether a device that is silent to the loopback test answers anything else.
+async fn connect(link: &mut Link) -> Result<(), LinkError> {
+    let mut connected = link.connect().await;
+    for _ in 1..CONNECTS_MAX {
+        if connected.is_ok() || !link.may_yet_answer() {
+            break;
+        }
+        connected = link.connect().await;
+    }
+    connected
 }
 
 fn empty(spec: &MachineSpec, link: &Link) -> ProbeReport {
@@ -259,7 +279,7 @@ async fn try_others(
         };
         let mut link = Link::new(&other, clock.reader());
         let answers = matches!(
-            link.connect().await,
+            connect(&mut link).await,
             Ok(()) | Err(LinkError::Exception { .. })
         );
         link.disconnect("the probe is over");
