@@ -165,8 +165,7 @@ fn unit_offline(address: &str, unit: u8, code: u32) -> Diagnosis {
 }
 
 fn exception(what: &str, code: &DeviceCode) -> Diagnosis {
-    let shown = super::exchange::shown(code);
-    let text = format!("the device is alive: it answers {what} with {shown}");
+    let text = format!("the device is alive: it answers {what} with {code}");
     let mend: &[&str] = match (code.family.as_str(), code.code) {
         ("modbus", 1) => &[
             "the device does not know this function: read another table (input for holding), or see its manual",

@@ -89,14 +89,6 @@ impl Coded {
     }
 }
 
-/// A code as its manual writes it: `exception 02 (illegal data address)`, `end code C056 (…)`.
-pub(super) fn shown(code: &DeviceCode) -> String {
-    match code.family.as_str() {
-        "mc" => format!("end code {:04X} ({})", code.code, code.meaning),
-        _ => format!("exception {:02X} ({})", code.code, code.meaning),
-    }
-}
-
 /// How an exchange ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum End {

@@ -2,7 +2,7 @@
 //! May call: the files of this room; core types, values.
 //! Never: send while in doubt, send anything twice, or say "connected" before a read was answered.
 
-use super::exchange::{Ask, Called, End, Proof, Session, shown};
+use super::exchange::{Ask, Called, End, Proof, Session};
 use super::gate::gate_places;
 use super::loopback::{self, Loopback};
 use super::metered::{Clock, Tally, count};
@@ -85,7 +85,7 @@ pub enum LinkError {
         meaning: String,
     },
     /// The device answers with a code of its own.
-    #[error("the device answers {what} with {}", shown(code))]
+    #[error("the device answers {what} with {code}")]
     Exception {
         /// What was read.
         what: String,

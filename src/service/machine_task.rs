@@ -853,10 +853,7 @@ fn read_failure(outcome: &Outcome) -> String {
             why.clone()
         }
         Outcome::DeviceRefused(code) | Outcome::DeviceBusy(code) | Outcome::DeviceUnclear(code) => {
-            format!(
-                "the device answers {} {:#04x} ({})",
-                code.family, code.code, code.meaning
-            )
+            format!("the device answers {code}")
         }
         Outcome::DeviceAccepted | Outcome::DeviceReplied(_) => "the reply carries no values".into(),
     }
