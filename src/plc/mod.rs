@@ -10,6 +10,7 @@ mod exchange;
 #[cfg(feature = "test-hooks")]
 pub(crate) mod fuzz;
 mod gate;
+mod holders;
 pub mod link;
 mod loopback;
 mod mailbox;

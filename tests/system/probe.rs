@@ -402,14 +402,20 @@ async fn a_melsec_place_that_is_mistyped_or_past_the_last_one_is_said_to_be_so()
     };
     let (exit, said) = read("D1O0");
     assert_eq!(exit, Some(2), "{said}");
-    assert!(said.contains("\"D1O0\"; expected D with a decimal number"), "{said}");
+    assert!(
+        said.contains("\"D1O0\"; expected D with a decimal number"),
+        "{said}"
+    );
     // It is a name, and none that is known.
     let (exit, said) = read("spead");
     assert_eq!(exit, Some(2), "{said}");
     assert!(said.contains("did you mean \"speed\""), "{said}");
     let (exit, said) = read("D99999");
     assert_ne!(exit, Some(0), "{said}");
-    assert!(said.contains("end code C056 (request past the last address"), "{said}");
+    assert!(
+        said.contains("end code C056 (request past the last address"),
+        "{said}"
+    );
 }
 
 #[test]
