@@ -71,6 +71,17 @@ pub struct DeviceCode {
     pub meaning: String,
 }
 
+/// As its manual writes it: `exception 02 (illegal data address)`, `end code C056 (…)`.
+impl std::fmt::Display for DeviceCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (code, meaning) = (self.code, &self.meaning);
+        match self.family.as_str() {
+            "mc" => write!(f, "end code {code:04X} ({meaning})"),
+            _ => write!(f, "exception {code:02X} ({meaning})"),
+        }
+    }
+}
+
 /// What a matching reply carried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {

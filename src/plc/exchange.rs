@@ -89,14 +89,6 @@ impl Coded {
     }
 }
 
-/// A code as its manual writes it: `exception 02 (illegal data address)`, `end code C056 (…)`.
-pub(super) fn shown(code: &DeviceCode) -> String {
-    match code.family.as_str() {
-        "mc" => format!("end code {:04X} ({})", code.code, code.meaning),
-        _ => format!("exception {:02X} ({})", code.code, code.meaning),
-    }
-}
-
 /// How an exchange ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum End {
@@ -148,6 +140,8 @@ pub(super) struct Called {
     pub(super) meter: Meter,
     /// How the request was identified on the wire; empty if it was not.
     pub(super) ident: String,
+    /// A whole reply came, and it answers some other request.
+    pub(super) other: bool,
 }
 
 impl Called {
@@ -165,6 +159,7 @@ impl Called {
             end: End::NotSent(why.into()),
             meter: Meter::default(),
             ident: String::new(),
+            other: false,
         }
     }
 
@@ -300,6 +295,7 @@ impl Framed {
         let exchange = exchange(self.line.clone(), &request, answered);
         let exchanged = timeout(self.timeout + self.codec.line_time(ask, &request), exchange).await;
         let mut meter = self.line.meter();
+        let mut other = false;
         let end = match exchanged {
             Ok(Ok(_)) if !answered => End::Unconfirmable("sent, unconfirmable".into()),
             Ok(Ok(frame)) => match self.codec.decode(ask, &frame) {
@@ -307,6 +303,7 @@ impl Framed {
                 Err(why) => {
                     count(&self.tally.misfits);
                     meter.replied_at = None;
+                    other = true;
                     broken(&meter, why)
                 }
             },
@@ -328,7 +325,12 @@ impl Framed {
         self.answered |= answered && end.is_matched();
         guard.matched = end.is_matched();
         let ident = self.codec.ident(ident);
-        Called { end, meter, ident }
+        Called {
+            end,
+            meter,
+            ident,
+            other,
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 //! May call: the files of this room; core types, values.
 //! Never: send while in doubt, send anything twice, or say "connected" before a read was answered.
 
-use super::exchange::{Ask, Called, End, Proof, Session, shown};
+use super::exchange::{Ask, Called, End, Proof, Session};
 use super::gate::gate_places;
-use super::loopback::Loopback;
+use super::loopback::{self, Loopback};
 use super::metered::{Clock, Tally, count};
 use super::opener::Opener;
 use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
@@ -85,7 +85,7 @@ pub enum LinkError {
         meaning: String,
     },
     /// The device answers with a code of its own.
-    #[error("the device answers {what} with {}", shown(code))]
+    #[error("the device answers {what} with {code}")]
     Exception {
         /// What was read.
         what: String,
@@ -297,6 +297,8 @@ impl Link {
             })?);
             count(&self.tally.connects);
             self.scatter = self.limits.scatter;
+            // The reply to a request of whoever had the line before may still be on its way.
+            self.doubted |= !loopback::has_identity(&self.spec);
         }
         // What never answers is there as far as anybody can know.
         if self.spec.is_broadcast() {
@@ -304,14 +306,18 @@ impl Link {
             self.failures = 0;
             return Ok(());
         }
-        let proven = self.prove_line().await?;
+        let mut proven = self.prove_line().await?;
         let read = self.read_spans(&[self.probe]).await;
         match read {
             Ok(_) => {}
             // The unit itself has judged the request: it is alive.
             Err(called) if called.end.is_judged() => {}
-            Err(called) => return Err(self.error(&called, &self.probe.to_string())),
+            Err(called) => {
+                self.prove_after_read(false).await?;
+                return Err(self.error(&called, &self.probe.to_string()));
+            }
         }
+        proven |= self.prove_after_read(true).await?;
         // That may have been the late reply to an earlier request, and its own reply comes only now: it must
         // not be taken for the next one's.
         if let (true, Some(port), Some(manners)) = (
@@ -610,21 +616,24 @@ impl Link {
         self.probe
     }
 
-    /// That read again, and here a refusal is an error too: to be alive is not yet to give what is asked for.
+    /// That read again, and here a refusal is an error too: to be alive is not yet to give what is asked for. With the
+    /// time from its first byte to the last of its reply, in nanoseconds.
     ///
     /// # Errors
     /// [`LinkError`].
-    pub async fn ask_proof(&mut self) -> Result<(), LinkError> {
-        match self.read_spans(&[self.probe]).await {
-            Ok(_) => Ok(()),
-            Err(called) => Err(self.error(&called, &self.probe.to_string())),
-        }
+    pub async fn ask_proof(&mut self) -> Result<Option<u64>, LinkError> {
+        let (_, called) = self
+            .read_spans_traced(&[self.probe])
+            .await
+            .map_err(|called| self.error(&called, &self.probe.to_string()))?;
+        let stamps = called.meter.sent_at.zip(called.meter.replied_at);
+        Ok(stamps.map(|(sent, replied)| crate::core::time::elapsed_ns(&sent, &replied)))
     }
 
-    /// Asks the CPU's model; `None`: the protocol has no such request, or the device says nothing of the kind.
+    /// Asks the CPU's model; `None`: the protocol has no such request, or the device answers it with a code.
     ///
     /// # Errors
-    /// [`LinkError`]: the connection did not survive it.
+    /// [`LinkError`]: no reply to it came, and the connection is closed.
     pub async fn ask_model(&mut self) -> Result<Option<Model>, LinkError> {
         let has_model = match &self.spec {
             LinkSpec::Mc(_) => true,

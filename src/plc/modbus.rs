@@ -104,7 +104,12 @@ impl Session {
             [high, low, _, _, _, _, unit, ..] => format!("tid=0x{high:02x}{low:02x} unit={unit}"),
             _ => String::new(),
         };
-        Called { end, meter, ident }
+        Called {
+            end,
+            meter,
+            ident,
+            other: false,
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 //! May call: core spec.
 //! Never: tear a value over two requests; forget a refusal within the run.
 
-use super::exchange::shown;
 use super::scatter::{Scatter, Scattered};
 use crate::core::contract::DeviceCode;
 use crate::core::spec::{Area, EventKind, LinkSpec, MachineSpec, Scalar, Value};
@@ -405,7 +404,7 @@ impl PollPlan {
             Some(format!(
                 "the device refuses {} with {}; check the address in the machine's file",
                 places.join(", "),
-                shown(code)
+                code
             ))
         };
         self.blocks.iter().filter_map(note).collect()

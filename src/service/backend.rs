@@ -804,7 +804,9 @@ impl Backend for Gate {
 
 /// A place that was typed, unless a secret argument is written to it.
 fn place_as_tag(spec: &MachineSpec, text: &str) -> Option<Tag> {
-    let at = parse_place(&spec.link, text).filter(|at| !is_secret(spec, at))?;
+    let at = parse_place(&spec.link, text)
+        .ok()
+        .filter(|at| !is_secret(spec, at))?;
     Some(Tag {
         name: text.to_owned(),
         at,

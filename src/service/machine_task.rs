@@ -428,7 +428,8 @@ impl MachineTask {
         true
     }
 
-    /// For people to see: no command waits for it, and none depends on it.
+    /// For people to see: no command depends on it. One that comes meanwhile waits for this one request, and a device
+    /// that is silent to it loses its connection once a start: it is not asked again.
     async fn ask_model(&mut self) {
         let model = self.link.ask_model().await;
         let model = model.unwrap_or_default();
@@ -751,10 +752,7 @@ fn read_failure(outcome: &Outcome) -> String {
             why.clone()
         }
         Outcome::DeviceRefused(code) | Outcome::DeviceBusy(code) | Outcome::DeviceUnclear(code) => {
-            format!(
-                "the device answers {} {:#04x} ({})",
-                code.family, code.code, code.meaning
-            )
+            format!("the device answers {code}")
         }
         Outcome::DeviceAccepted | Outcome::DeviceReplied(_) => "the reply carries no values".into(),
     }

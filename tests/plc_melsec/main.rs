@@ -5,6 +5,7 @@
 mod exchange;
 mod late;
 mod loopback;
+mod peer_scatter;
 mod peers;
 mod rig;
 mod scatter;

@@ -11,6 +11,9 @@ mod one_c;
 mod serial;
 #[cfg(test)]
 mod tests;
+mod told;
+
+pub(super) use told::{Told, told};
 
 use super::exchange::{Codec, Framed};
 use super::metered::{Clock, Framing, Line, Tally, Wire};
