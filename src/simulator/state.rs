@@ -266,6 +266,22 @@ impl State {
         words: Vec<u16>,
         now: Instant,
     ) {
+        let cause = self.landed(connection, function, area, start, words, now);
+        if let Some(cause) = cause {
+            self.effect(connection, cause, now);
+        }
+        self.after_write(now);
+    }
+    /// The program's answer to values that stand in a table now; what moved in the machine by them.
+    pub(super) fn landed(
+        &mut self,
+        connection: u64,
+        function: u8,
+        area: ModbusArea,
+        start: u16,
+        words: Vec<u16>,
+        now: Instant,
+    ) -> Option<Cause> {
         self.last_writer = connection;
         if area == ModbusArea::Coil {
             self.run_rules(start, &words);
@@ -273,18 +289,16 @@ impl State {
         if let Some(done) = self.spec.done {
             self.note_request_id(done, area, start, words.len(), now);
         }
-        if !self.inside_command_block(area, start, words.len()) {
-            self.effect(
-                connection,
-                Cause::Write {
-                    function,
-                    area,
-                    start,
-                    words,
-                },
-                now,
-            );
-        }
+        let inside = self.inside_command_block(area, start, words.len());
+        (!inside).then_some(Cause::Write {
+            function,
+            area,
+            start,
+            words,
+        })
+    }
+    /// A scan as soon as a frame has been carried out, where the program is that quick.
+    pub(super) fn after_write(&mut self, now: Instant) {
         if self
             .spec
             .mailbox

@@ -8,5 +8,6 @@ mod loopback;
 mod peers;
 mod rig;
 mod scatter;
+mod scatter_write;
 mod serial;
 mod slmp;
