@@ -7,7 +7,7 @@ use super::command::Context;
 use super::machine::claim;
 use super::point::{self, Claim};
 use super::reader::Node;
-use crate::core::spec::{Action, Area, DataType, Scalar};
+use crate::core::spec::{Action, Area, DataType, Scalar, WordOrder};
 use crate::core::spread::{self, Unfit};
 
 /// One value and where it goes.
@@ -42,7 +42,8 @@ pub(super) fn action<'a>(
         return None;
     }
     let mut puts: Vec<Option<Put<'_, 'a>>> = args.iter().map(put).collect();
-    puts.extend(request_id.map(put_id));
+    let order = args.last()?.spec.word_order;
+    puts.extend(request_id.map(|node| put_id(node, order)));
     let puts = puts.into_iter().collect::<Option<Vec<_>>>()?;
     if !apart(&puts) {
         return None;
@@ -72,7 +73,7 @@ fn put<'n, 'a>(arg: &'n Arg<'a>) -> Option<Put<'n, 'a>> {
     })
 }
 
-fn put_id<'n, 'a>(node: &'n Node<'a>) -> Option<Put<'n, 'a>> {
+fn put_id<'n, 'a>(node: &'n Node<'a>, order: WordOrder) -> Option<Put<'n, 'a>> {
     if node.as_text() == Some("append") {
         return node.wrong(
             "a place for it, such as \"D300\": arguments that stand apart have no end to append it to",
@@ -80,7 +81,6 @@ fn put_id<'n, 'a>(node: &'n Node<'a>) -> Option<Put<'n, 'a>> {
         );
     }
     let address = point::address(node)?;
-    let order = address.area().word_order();
     Some(Put {
         what: "argument (the request id)".to_owned(),
         node,

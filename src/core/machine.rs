@@ -755,11 +755,7 @@ impl Gateway {
                 let mut words = encoded.concat();
                 if *request_id {
                     let id = self.take_request_id(turn, name, id)?;
-                    let order = row
-                        .args
-                        .last()
-                        .map_or(start.area().word_order(), |arg| arg.word_order);
-                    words.extend(mailbox::split_u32(id, order));
+                    words.extend(mailbox::split_u32(id, row.id_order()));
                 }
                 Ok(Job::Write {
                     start: *start,
@@ -770,7 +766,7 @@ impl Gateway {
                 let mut parts: Vec<Part> = places.iter().copied().zip(encoded).collect();
                 if let Some(at) = request_id {
                     let id = self.take_request_id(turn, name, id)?;
-                    let words = mailbox::split_u32(id, at.area().word_order());
+                    let words = mailbox::split_u32(id, row.id_order());
                     parts.push((*at, words.to_vec()));
                 }
                 Ok(Job::Scatter { parts })

@@ -845,7 +845,7 @@ pub enum Action {
     Scatter {
         /// In the order of the arguments.
         places: Vec<Address>,
-        /// Where the request id (u32) goes, so that the device can report it.
+        /// Where the request id (u32, in the last argument's word order) goes, so that the device can report it.
         request_id: Option<Address>,
     },
     /// Hand the opcode and the arguments to the mailbox.
@@ -980,6 +980,15 @@ pub struct Row {
 }
 
 impl Row {
+    /// Which word of the request id stands first: as in the last argument.
+    #[must_use]
+    pub fn id_order(&self) -> WordOrder {
+        self.args
+            .last()
+            .map(|arg| arg.word_order)
+            .unwrap_or_default()
+    }
+
     /// Where each argument is written, in their order; `None`: to no place of its own.
     #[must_use]
     pub fn written(&self) -> Option<Vec<Scalar>> {

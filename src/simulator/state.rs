@@ -266,7 +266,9 @@ impl State {
         words: Vec<u16>,
         now: Instant,
     ) {
-        let cause = self.landed(connection, function, area, start, words, now);
+        let range = usize::from(start)..usize::from(start) + words.len();
+        let cause = self.landed(connection, function, area, start, words);
+        self.note_request_id(now, |at| area == ModbusArea::Holding && range.contains(&at));
         if let Some(cause) = cause {
             self.effect(connection, cause, now);
         }
@@ -280,14 +282,10 @@ impl State {
         area: ModbusArea,
         start: u16,
         words: Vec<u16>,
-        now: Instant,
     ) -> Option<Cause> {
         self.last_writer = connection;
         if area == ModbusArea::Coil {
             self.run_rules(start, &words);
-        }
-        if let Some(done) = self.spec.done {
-            self.note_request_id(done, area, start, words.len(), now);
         }
         let inside = self.inside_command_block(area, start, words.len());
         (!inside).then_some(Cause::Write {
@@ -328,16 +326,13 @@ impl State {
             }
         }
     }
-    fn note_request_id(
-        &mut self,
-        done: DoneProgram,
-        area: ModbusArea,
-        start: u16,
-        count: usize,
-        now: Instant,
-    ) {
-        let (first, at) = (usize::from(start), usize::from(done.request_id.offset));
-        if area == ModbusArea::Holding && first <= at && at + 2 <= first + count {
+    /// Takes the request id for which a report is due, if a frame wrote both its registers.
+    pub(super) fn note_request_id(&mut self, now: Instant, wrote: impl Fn(usize) -> bool) {
+        let Some(done) = self.spec.done else {
+            return;
+        };
+        let at = usize::from(done.request_id.offset);
+        if wrote(at) && wrote(at + 1) {
             let id = done
                 .word_order
                 .join(self.holdings[at], self.holdings[at + 1]);

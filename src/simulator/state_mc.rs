@@ -43,9 +43,10 @@ impl State {
                     return frame.error(mc::OUT_OF_RANGE);
                 }
                 let mut parts: Vec<Cause> = Vec::new();
-                for (run, values) in runs {
-                    parts.extend(self.store(connection, &run, values, now));
+                for (run, values) in &runs {
+                    parts.extend(self.store(connection, run, values.clone()));
                 }
+                self.note_request_id(now, |at| runs.iter().any(|(run, _)| run.holds(at)));
                 // One frame is one effect, however many places it wrote.
                 match (parts.len(), parts.pop()) {
                     (1, Some(cause)) => self.effect(connection, cause, now),
@@ -94,13 +95,7 @@ impl State {
         places.map(place).collect()
     }
 
-    fn store(
-        &mut self,
-        connection: u64,
-        run: &Run,
-        values: Vec<u16>,
-        now: Instant,
-    ) -> Option<Cause> {
+    fn store(&mut self, connection: u64, run: &Run, values: Vec<u16>) -> Option<Cause> {
         let start = run.start as usize;
         match run.store {
             Store::Table(area) => {
@@ -114,7 +109,7 @@ impl State {
                     }
                 }
                 let function = if run.bits { 15 } else { 16 };
-                self.landed(connection, function, area, run.start as u16, values, now)
+                self.landed(connection, function, area, run.start as u16, values)
             }
             Store::Extra(code) => {
                 for (at, value) in (run.start..).zip(&values) {
