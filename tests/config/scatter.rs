@@ -91,6 +91,23 @@ fn arguments_with_places_of_their_own_are_one_write() {
     assert!(matches!(action, Action::Scatter { places, .. } if places.len() == 2));
 }
 
+// covers: CFG-01
+#[test]
+fn what_the_page_shows_is_accepted() {
+    let page = include_str!("../../docs/interfaces.md");
+    let shown = page
+        .split("```toml\n")
+        .filter_map(|rest| rest.split("```").next())
+        .find(|block| block.contains("[command.args]"));
+    let (head, command) = (HEAD.split("[[command]]").next().unwrap(), shown.unwrap());
+    let machine = format!("schema = 1\nname = \"press-1\"\n[link]\n{ETHERNET}{head}{command}");
+    let loaded = load_bytes(GATEWAY.as_bytes(), machine.as_bytes());
+    let loaded = loaded.unwrap_or_else(|problems| panic!("{}", text(&problems)));
+    let row = loaded.machines[0].row("load_recipe").unwrap();
+    assert!(row.action.writes_request_id());
+    assert_eq!(row.verify, Verify::Event);
+}
+
 // covers: CFG-01, POL-11
 #[test]
 fn what_a_protocol_has_no_frame_for_is_refused() {

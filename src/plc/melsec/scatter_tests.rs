@@ -8,6 +8,8 @@ use crate::core::melsec::{Code, Device, Family};
 use crate::core::spec::Address;
 use crate::core::spread::Part;
 use crate::plc::exchange::Ask;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 fn part(place: &str, words: &[u16]) -> Part {
     let (device, number) = Device::parse(place, Family::Q).unwrap();
@@ -75,5 +77,47 @@ fn what_no_one_frame_writes_is_not_made() {
     ] {
         let said = body(&parts, Code::Binary).unwrap_err();
         assert!(said.contains(says), "{said}");
+    }
+}
+
+/// What a device holds after the command, by the number of its D.
+fn image(command: &Command) -> BTreeMap<u32, u16> {
+    let mut image = BTreeMap::new();
+    match command {
+        Command::WriteRandom { words, doubles } => {
+            image.extend(words.iter().map(|(place, word)| (place.number, *word)));
+            for (place, double) in doubles {
+                let (low, high) = (*double as u16, (*double >> 16) as u16);
+                image.extend([(place.number, low), (place.number + 1, high)]);
+            }
+        }
+        Command::WriteBlocks { words, .. } => {
+            for (place, block) in words {
+                image.extend((place.number..).zip(block.iter().copied()));
+            }
+        }
+        other => panic!("{other:?}"),
+    }
+    image
+}
+
+proptest! {
+    // covers: POL-11
+    #[test]
+    fn every_word_goes_to_its_place_whatever_the_command(
+        parts in proptest::collection::vec(proptest::collection::vec(any::<u16>(), 1..40), 1..40),
+        is_ascii in any::<bool>(),
+    ) {
+        let code = if is_ascii { Code::Ascii } else { Code::Binary };
+        let numbered = (0u32..).step_by(100).zip(&parts);
+        let expected: BTreeMap<u32, u16> = numbered
+            .clone()
+            .flat_map(|(at, words)| (at..).zip(words.iter().copied()))
+            .collect();
+        let parts: Vec<Part> = numbered.map(|(at, words)| part(&format!("D{at}"), words)).collect();
+        if let Ok(command) = command(&Ask::Scatter(parts), code) {
+            prop_assert_eq!(image(&command), expected);
+            prop_assert!(command.encode(code).is_ok());
+        }
     }
 }
