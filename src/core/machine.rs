@@ -4,7 +4,7 @@
 
 use super::contract::{GateReading, Job, MailboxRequest};
 use super::gateway::{Effect, Gateway, LinkChange};
-use super::ids::{AttemptId, CommitNo, OperationId};
+use super::ids::{AttemptId, CommitNo, ConnectionNo, OperationId};
 use super::lifecycle::{HeldReason, RejectReason, Source, State, Step};
 use super::mailbox;
 use super::record::{ATTEMPTS_MAX, Attempt, MachineRecord, Operation};
@@ -36,6 +36,8 @@ pub struct Machine {
     pub record: MachineRecord,
     /// How the link stands.
     pub link: LinkState,
+    /// The connection that stands, whether or not its gate was passed.
+    pub(super) connection: Option<ConnectionNo>,
     /// Since when it has stood so.
     pub since: Stamp,
     /// Since when no command could pass; `None` while the gate is open.
@@ -118,6 +120,7 @@ impl Machine {
             configured: true,
             record,
             link: LinkState::Down,
+            connection: None,
             since: *now,
             down_since: Some(*now),
             reason: "not connected yet".into(),
@@ -137,6 +140,11 @@ impl Machine {
             unheard: BTreeMap::new(),
             heard_as: BTreeMap::new(),
         }
+    }
+
+    /// The connection whose gate was passed: orders go out over it.
+    pub(super) fn open_connection(&self) -> Option<ConnectionNo> {
+        self.connection.filter(|_| self.link == LinkState::Up)
     }
 
     /// What the alarm of a machine says that no command can reach.
@@ -233,9 +241,13 @@ impl Gateway {
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
+        machine.connection = match change {
+            LinkChange::Up(connection) => Some(connection),
+            LinkChange::Connecting | LinkChange::Down { .. } => None,
+        };
         let (state, reason) = match change {
             LinkChange::Connecting => (LinkState::Connecting, machine.reason.clone()),
-            LinkChange::Up => (
+            LinkChange::Up(_) => (
                 LinkState::Gate,
                 "connected; the gate is being read".to_owned(),
             ),
@@ -553,7 +565,7 @@ impl Gateway {
             return None;
         }
         let machine = self.machines.get(name)?;
-        if machine.link != LinkState::Up || machine.in_flight.is_some() {
+        if machine.open_connection().is_none() || machine.in_flight.is_some() {
             return None;
         }
         let mailbox_taken = machine.mailbox_taken_by(&self.operations).is_some()
@@ -655,6 +667,10 @@ impl Gateway {
         row: &Row,
         version: Option<i64>,
     ) {
+        let machine = self.machines.get(name);
+        let Some(connection) = machine.and_then(Machine::open_connection) else {
+            return;
+        };
         let job = match self.job(turn, name, id, row) {
             Ok(job) => job,
             Err(why) => {
@@ -710,6 +726,7 @@ impl Gateway {
             .and_then(|operation| operation.deadline);
         turn.effects.push(Effect::Run {
             machine: name.to_owned(),
+            connection,
             operation: id.clone(),
             attempt,
             job,

@@ -188,6 +188,9 @@ impl Link {
         let look = match judge(&blocks, spec.word_order, handover.id, boot) {
             Verdict::Done(echo) => Look::Final(recorded(echo)),
             Verdict::Pending => Look::Taken,
+            Verdict::CutOff => {
+                Look::Lost("the PLC took it and restarted before it said that it was done".into())
+            }
             Verdict::Rebooted => Look::Lost("the PLC restarted after the commit".into()),
             Verdict::Forgotten => Look::Lost("the PLC's ring has moved on past this id".into()),
             Verdict::Corrupt(_) => Look::Open,

@@ -412,7 +412,12 @@ impl PollPlan {
     }
 
     fn step(&self, number: usize, block: &Block) -> ReadRequest {
-        let points: Vec<Point> = block.units.iter().flat_map(|u| u.points.clone()).collect();
+        let points: Vec<Point> = block
+            .units
+            .iter()
+            .flat_map(|unit| &unit.points)
+            .cloned()
+            .collect();
         let places: Vec<Scalar> = points.iter().map(|point| point.at).collect();
         let in_pieces = block.units.iter().any(|unit| unit.in_pieces);
         let guard = block.units.iter().find_map(|unit| unit.guard);

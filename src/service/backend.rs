@@ -5,7 +5,8 @@
 use super::alarm_log::mend;
 use super::clock::Clock;
 use super::engine::{Message, Snapshot, Switchboard};
-use super::machine_task::{Errand, Shared};
+use super::errand::Errand;
+use super::machine_task::Shared;
 use super::probe::trace_line;
 use super::progress::Progress;
 use super::sink_state::SinkShared;
