@@ -1,5 +1,5 @@
 //! Owns: what a protocol adapter may say about one exchange with a device (SEND-02), and nothing else.
-//! May call: time, spec.
+//! May call: time, spec, spread.
 //! Never: call a guess a fact: every variant says what is proven, and carries its bytes.
 
 use super::spec::{Quality, Value};
@@ -124,6 +124,11 @@ pub enum Job {
         start: super::spec::Address,
         /// For coils: one word a bit, 0 or 1.
         words: Vec<u16>,
+    },
+    /// One write frame for places that stand apart.
+    Scatter {
+        /// In the order in which they are written.
+        parts: Vec<super::spread::Part>,
     },
     /// Block, read back, commit (design of the mailbox).
     Mailbox(MailboxRequest),

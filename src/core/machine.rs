@@ -10,6 +10,7 @@ use super::mailbox;
 use super::record::{ATTEMPTS_MAX, Attempt, MachineRecord, Operation};
 use super::roles::Permission;
 use super::spec::{Action, Class, Interlock, MachineSpec, MailboxSpec, Quality, Row};
+use super::spread::Part;
 use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, Validity, elapsed_ns};
 use super::turn::{Cause, Turn, find};
 use super::upkeep::Observation;
@@ -742,24 +743,23 @@ impl Gateway {
         row: &Row,
     ) -> Result<Job, String> {
         let operation = self.operations.get(id).ok_or("it is not in memory")?;
-        let area = match &row.action {
-            Action::Write { start, .. } => Some(start.area()),
-            Action::Mailbox { .. } => {
-                let machine = self.machines.get(name);
-                let mailbox = machine.and_then(|machine| machine.spec.mailbox.as_ref());
-                mailbox.map(|mailbox| mailbox.command.area())
-            }
-            Action::Read { .. } | Action::Remote { .. } => None,
-        };
-        let mut words = Vec::new();
-        for spec in &row.args {
+        let mailbox = self
+            .machines
+            .get(name)
+            .and_then(|machine| machine.spec.mailbox.as_ref())
+            .map(|mailbox| mailbox.command.area());
+        let places = row.written();
+        let mut encoded: Vec<Vec<u16>> = Vec::new();
+        for (n, spec) in row.args.iter().enumerate() {
             let found = operation
                 .intent
                 .args
                 .iter()
                 .find(|(arg, _)| *arg == spec.name);
             let (_, value) = found.ok_or_else(|| format!("argument {} is missing", spec.name))?;
-            words.extend(match area {
+            let place = places.as_ref().and_then(|places| places.get(n));
+            let area = place.map(|at| at.address.area()).or(mailbox);
+            encoded.push(match area {
                 Some(area) => values::encode_in(value, spec.data_type, spec.word_order, area)?,
                 None => values::encode(value, spec.data_type, spec.word_order)?,
             });
@@ -769,21 +769,27 @@ impl Gateway {
                 points: points.clone(),
             }),
             Action::Write { start, request_id } => {
+                let mut words = encoded.concat();
                 if *request_id {
                     let id = self.take_request_id(turn, name, id)?;
-                    let order = row
-                        .args
-                        .last()
-                        .map_or(start.area().word_order(), |arg| arg.word_order);
-                    words.extend(mailbox::split_u32(id, order));
+                    words.extend(mailbox::split_u32(id, row.id_order()));
                 }
                 Ok(Job::Write {
                     start: *start,
                     words,
                 })
             }
+            Action::Scatter { places, request_id } => {
+                let mut parts: Vec<Part> = places.iter().copied().zip(encoded).collect();
+                if let Some(at) = request_id {
+                    let id = self.take_request_id(turn, name, id)?;
+                    let words = mailbox::split_u32(id, row.id_order());
+                    parts.push((*at, words.to_vec()));
+                }
+                Ok(Job::Scatter { parts })
+            }
             Action::Mailbox { opcode } => self
-                .mailbox_request(turn, name, id, *opcode, words)
+                .mailbox_request(turn, name, id, *opcode, encoded.concat())
                 .map(Job::Mailbox),
             Action::Remote { order } => Ok(Job::Remote(*order)),
         }
@@ -1009,6 +1015,12 @@ fn job_sha256(job: &Job) -> [u8; 32] {
                 .iter()
                 .for_each(|word| hash.update(word.to_be_bytes()));
         }
+        Job::Scatter { parts } => parts.iter().for_each(|(at, words)| {
+            hash.update(at.to_string());
+            words
+                .iter()
+                .for_each(|word| hash.update(word.to_be_bytes()));
+        }),
         Job::Mailbox(request) => {
             hash.update(request.opcode.to_be_bytes());
             hash.update(request.request_id.to_be_bytes());

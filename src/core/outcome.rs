@@ -14,7 +14,7 @@ use super::lifecycle::{
 use super::machine::not_connected;
 use super::mailbox::{self, Verdict};
 use super::record::{Burn, Operation};
-use super::spec::{Action, Class, Completion, DoneSpec, MachineSpec, Row, Scalar, Value, Verify};
+use super::spec::{Class, Completion, DoneSpec, MachineSpec, Row, Scalar, Value, Verify};
 use super::time::{NS_PER_MS, NS_PER_S};
 use super::turn::{Cause, Turn, find};
 use crate::seeded::{self, Fault};
@@ -681,22 +681,6 @@ fn done_spec(row: &Row) -> Option<&DoneSpec> {
 
 /// Where the arguments were written.
 fn readback_points(row: &Row) -> Option<Vec<(String, Scalar)>> {
-    let Action::Write { start, .. } = &row.action else {
-        return None;
-    };
-    let mut next = Some(*start);
-    let mut points = Vec::new();
-    for arg in &row.args {
-        let address = next?;
-        points.push((
-            arg.name.clone(),
-            Scalar {
-                address,
-                data_type: arg.data_type,
-                word_order: arg.word_order,
-            },
-        ));
-        next = address.plus(arg.data_type.registers().into());
-    }
-    Some(points)
+    let names = row.args.iter().map(|arg| arg.name.clone());
+    Some(names.zip(row.written()?).collect())
 }

@@ -1,5 +1,5 @@
 //! Owns: the seam between protocols: what the link asks, how an exchange ended, what a device's code proves.
-//! May call: metered of this room; core contract, spec.
+//! May call: metered of this room; core contract, spec, spread.
 //! Never: know a frame; call anything proven that the protocol's own table does not.
 
 use super::matching::hex;
@@ -9,6 +9,7 @@ use super::scatter::Scattered;
 use crate::core::contract::{DeviceCode, Exchange, Outcome};
 use crate::core::melsec::Remote;
 use crate::core::spec::Address;
+use crate::core::spread::Part;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -21,6 +22,8 @@ pub(super) enum Ask {
     Read(Span),
     /// One frame that writes these from `start` on.
     Write { start: Address, words: Vec<u16> },
+    /// One frame that writes all of these.
+    Scatter(Vec<Part>),
     /// A remote operation.
     Remote(Remote),
     /// The words of several spans in one request, one span after another.
@@ -34,7 +37,10 @@ pub(super) enum Ask {
 impl Ask {
     /// Whether it can change the device.
     pub(super) fn is_order(&self) -> bool {
-        matches!(self, Self::Write { .. } | Self::Remote(_))
+        matches!(
+            self,
+            Self::Write { .. } | Self::Scatter(_) | Self::Remote(_)
+        )
     }
 }
 
@@ -78,6 +84,16 @@ impl Coded {
             Proof::Busy => Outcome::DeviceBusy(code),
             Proof::Offline | Proof::Unclear => Outcome::DeviceUnclear(code),
         }
+    }
+
+    /// What it proves about a write of several places: no manual says that a CPU which refuses one of them has
+    /// looked at all before it wrote the first.
+    pub(super) fn of_scattered_write(mut self) -> Outcome {
+        if self.proof == Proof::RefusedPlace {
+            self.code.meaning += "; it may be one place of several, and the others written";
+            self.proof = Proof::Unclear;
+        }
+        self.of_write()
     }
 
     /// What it proves about a read: "acknowledge" has nothing to accept.

@@ -267,7 +267,9 @@ impl World {
                 });
                 let request = match job {
                     Job::Mailbox(request) => Some(request.request_id),
-                    Job::Read { .. } | Job::Write { .. } | Job::Remote(_) => kept.request_id,
+                    Job::Read { .. } | Job::Write { .. } | Job::Scatter { .. } | Job::Remote(_) => {
+                        kept.request_id
+                    }
                 };
                 if let Some(request) = request {
                     self.give(request, Some(index));

@@ -9,5 +9,6 @@ mod peer_scatter;
 mod peers;
 mod rig;
 mod scatter;
+mod scatter_write;
 mod serial;
 mod slmp;

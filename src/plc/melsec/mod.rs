@@ -8,6 +8,8 @@ mod end_code;
 mod ethernet;
 mod field;
 mod one_c;
+#[cfg(test)]
+mod scatter_tests;
 mod serial;
 #[cfg(test)]
 mod tests;
