@@ -7,6 +7,7 @@ mod late;
 mod loopback;
 mod peers;
 mod rig;
+mod rs485;
 mod scatter;
 mod serial;
 mod slmp;
