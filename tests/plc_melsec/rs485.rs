@@ -19,7 +19,7 @@ const MACHINE: &str = "schema = 1\nname = \"press-1\"\nowner = \"gw\"\n[link]\np
 fn machine(dir: &Path, device: &Path, rs485: &str) -> config::GatewayConfig {
     let (device, arch) = (device.display(), std::env::consts::ARCH);
     let profile = format!(
-        "schema = 1\nname = \"own\"\narch = \"{arch}\"\n[[serial]]\nname = \"com1\"\npath = \"{device}\"\n\
+        "schema = 1\nname = \"own\"\narch = \"{arch}\"\nbattery_clock = false\n[[serial]]\nname = \"com1\"\npath = \"{device}\"\n\
          modes = [\"rs485\"]\nrs485 = \"{rs485}\"\n"
     );
     fs::write(dir.join("own.toml"), profile).unwrap();
