@@ -28,6 +28,8 @@ use tokio::sync::{mpsc, watch};
 
 /// A tag that has not been read for so many of its cycles is stale.
 const STALE_CYCLES_MAX: u64 = 3;
+/// Between two log lines about a machine that is not reached, in milliseconds.
+const UNREACHED_LOG_MS_MIN: u64 = 60_000;
 /// What is said of a value that some other device gives.
 pub(super) const NOT_OURS: &str = "config_mismatch: another device, or another program, answers";
 
@@ -181,6 +183,8 @@ pub struct MachineTask {
     polls: u64,
     /// The CPU has not said what it is when it was asked: it is not asked again.
     model_unknown: bool,
+    /// When the log said last that the machine is not reached.
+    unreached_said_ns: Option<u64>,
     /// Still to be asked over this connection.
     model_due: bool,
     seed: crate::core::jitter::Jitter,
@@ -228,6 +232,7 @@ impl MachineTask {
             identified: None,
             polls: 0,
             model_unknown: false,
+            unreached_said_ns: None,
             model_due: false,
             seed,
         }
@@ -662,6 +667,8 @@ impl MachineTask {
         let was = self.shared.connected.send_replace(false);
         if was {
             log::warn!("{}: connection lost: {reason}", self.spec.name);
+        } else if self.stop.borrow().is_none() {
+            self.say_unreached(reason);
         }
         self.observed.clear();
         self.counted_at.clear();
@@ -680,6 +687,17 @@ impl MachineTask {
         }
         while let Ok(errand) = self.errands.try_recv() {
             self.refuse(errand, reason).await;
+        }
+    }
+
+    /// Once, and not at every try (F038).
+    fn say_unreached(&mut self, reason: &str) {
+        let now_ns = self.clock.now().boottime_ns;
+        let pause_ns = UNREACHED_LOG_MS_MIN * NS_PER_MS;
+        let due = |said: u64| now_ns.saturating_sub(said) >= pause_ns;
+        if self.unreached_said_ns.is_none_or(due) {
+            self.unreached_said_ns = Some(now_ns);
+            log::warn!("{}: not reached: {reason}", self.spec.name);
         }
     }
 

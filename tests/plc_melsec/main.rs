@@ -8,6 +8,7 @@ mod loopback;
 mod peer_scatter;
 mod peers;
 mod rig;
+mod rs485;
 mod scatter;
 mod scatter_write;
 mod serial;

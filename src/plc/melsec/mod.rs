@@ -7,6 +7,8 @@ mod command;
 mod end_code;
 mod ethernet;
 mod field;
+#[cfg(test)]
+mod frame_tests;
 mod one_c;
 #[cfg(test)]
 mod scatter_tests;
