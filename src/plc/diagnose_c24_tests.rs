@@ -11,6 +11,7 @@ use crate::core::serial::{Parity, SerialLine};
 use crate::core::spec::LinkSpec;
 use C24Format::{F1, F2, F3, F4, F5};
 use C24Frame::{C1, C3, C4};
+use proptest::prelude::*;
 
 fn link(frame: C24Frame, format: C24Format) -> C24Link {
     C24Link {
@@ -299,4 +300,27 @@ fn a_sound_reply_to_something_else_is_called_one() {
         "no_valid_reply",
         &["not to what was asked"],
     );
+}
+
+proptest! {
+    #[test]
+    fn nothing_that_comes_is_too_strange_to_be_named(
+        received in proptest::collection::vec(
+            prop_oneof![any::<u8>(), Just(DLE), Just(STX), Just(ETX), Just(ACK), Just(b'F'), Just(b'0')],
+            0..60,
+        ),
+        cut in 0..ASKED.len(),
+        echo in any::<bool>(),
+        sum_check in any::<bool>(),
+    ) {
+        for format in [F1, F2, F3, F4, F5] {
+            for frame in [C4, C3, C1] {
+                let link = C24Link { echo, sum_check, ..link(frame, format) };
+                for came in [received.clone(), [&ASKED[..cut], &received].concat()] {
+                    let found = told_with(&link, &came, LATE, None);
+                    prop_assert!(!found.text.is_empty());
+                }
+            }
+        }
+    }
 }
