@@ -114,6 +114,15 @@ async fn late_replies_over_4e_are_nobodys() {
     late_over(Frame::E4, Transport::Udp).await;
 }
 
+/// The binary 3E reply to a loopback test: count and digits, as they came.
+fn given_back(request: &[u8]) -> Vec<u8> {
+    let mut reply = request[..7].to_vec();
+    reply[0] |= 0x80;
+    let data = &request[15..];
+    reply.extend_from_slice(&(2 + data.len() as u16).to_le_bytes());
+    [&reply, &[0, 0][..], data].concat()
+}
+
 /// A binary reply to `request` with one word.
 fn answer(request: &[u8], word: u16) -> Vec<u8> {
     let route_end = if request[0] == 0x54 { 11 } else { 7 };
@@ -164,6 +173,10 @@ async fn an_unasked_3e_reply_leaves_the_line_in_doubt_and_nothing_is_sent() {
     let server = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut request = [0; 256];
+        let length = stream.read(&mut request).await.unwrap();
+        assert_eq!(request[11..13], [0x19, 0x06]);
+        let echo = given_back(&request[..length]);
+        stream.write_all(&echo).await.unwrap();
         let length = stream.read(&mut request).await.unwrap();
         let reply = answer(&request[..length], 7);
         stream

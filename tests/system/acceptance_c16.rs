@@ -218,7 +218,10 @@ fn written(device: &Device) -> Vec<u16> {
     let ledger = device.ledger();
     let words = ledger.iter().flat_map(|effect| match &effect.cause {
         Cause::Write { words, .. } => words.clone(),
-        Cause::Mailbox { .. } | Cause::Device { .. } | Cause::Remote { .. } => Vec::new(),
+        Cause::Mailbox { .. }
+        | Cause::Device { .. }
+        | Cause::Scattered { .. }
+        | Cause::Remote { .. } => Vec::new(),
     });
     words.collect()
 }

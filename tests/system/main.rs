@@ -45,6 +45,7 @@ mod postgres_server;
 mod postgres_sink;
 mod probe;
 mod receiver;
+mod scatter;
 mod scene_c;
 mod serial;
 mod serial_shared;

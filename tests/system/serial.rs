@@ -415,6 +415,36 @@ async fn a_port_that_another_process_holds_is_said_to_be_held_and_taken_when_it_
     rig.until_link("up").await;
 }
 
+// covers: F038
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_another_process_has_open_without_a_lock_is_left_alone_until_it_is_free() {
+    let mut rig = rig(QUICK, "").await;
+    let port = std::fs::File::open(rig.path().join("com1")).unwrap();
+    let mut holder = Command::new("sleep")
+        .arg("600")
+        .stdin(port)
+        .spawn()
+        .unwrap();
+    rig.start().await;
+    let who = format!("process {} (sleep)", holder.id());
+    rig.until("the holder is named", async |rig| {
+        let (_, machine) = rig.get("/v1/machines/press-1").await;
+        let reason = machine["link"]["reason"].as_str().unwrap_or_default();
+        reason.contains(&who) && reason.contains("without a lock")
+    })
+    .await;
+    rig.until("it was tried some times", async |rig| {
+        rig.counter("connect_failures").await >= 5
+    })
+    .await;
+    assert_eq!(rig.device.requests().len(), 0, "something was sent");
+    let lines = rig.log().lines().filter(|line| line.contains(&who)).count();
+    assert!(lines <= 1, "{}", rig.log());
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    rig.until_link("up").await;
+}
+
 async fn check(rig: &Rig) -> (bool, Json, String) {
     rig.write_config();
     let output = Command::new(HOLDFAST)

@@ -10,9 +10,14 @@ mod field;
 #[cfg(test)]
 mod frame_tests;
 mod one_c;
+#[cfg(test)]
+mod scatter_tests;
 mod serial;
 #[cfg(test)]
 mod tests;
+mod told;
+
+pub(super) use told::{Told, told};
 
 use super::exchange::{Codec, Framed};
 use super::metered::{Clock, Framing, Line, Tally, Wire};
