@@ -8,8 +8,8 @@
 //! Words behind `--` choose: `rtu`, `mc` (else both), `rounds=10` (else 20).
 //!
 //! A pseudo-terminal has no bit rate, and a bare client keeps no silence between frames, which a line has to have
-//! (MODBUS over Serial Line V1.02, 2.5.1.1). So there are three figures a rate: the line without its bit rate, beside
-//! a bare client and beside one that keeps that silence; and the line with its bit rate, beside a bare client.
+//! (MODBUS over Serial Line V1.02, 2.5.1.1). So there are four figures a rate: the line without its bit rate and the line
+//! with it, each beside a bare client and beside one that keeps that silence.
 
 use holdfast::core::melsec::{Code, Device, Family, Frame, Kind, McLink, Route, Transport};
 use holdfast::core::serial::{ModbusRtu, Parity, SerialLine, Way};
@@ -206,16 +206,19 @@ async fn rtu(baud: u32, parity: Parity, registers: u16, rounds: usize) {
         path: paced.path.clone(),
         ..direct
     };
-    let mut bare = Sides::default();
+    let (mut bare, mut silent) = (Sides::default(), Sides::default());
     for _ in 0..=rounds {
         let rate = our_round(&line, registers, PER_PACED_ROUND).await;
-        bare.ours.push(rate);
         paced.give_back();
-        let theirs = bare_rtu(&line, registers, PER_PACED_ROUND, Duration::ZERO).await;
-        paced.give_back();
-        bare.theirs.push(theirs);
+        for (sides, silence) in [(&mut bare, Duration::ZERO), (&mut silent, gap)] {
+            let theirs = bare_rtu(&line, registers, PER_PACED_ROUND, silence).await;
+            paced.give_back();
+            sides.ours.push(rate);
+            sides.theirs.push(theirs);
+        }
     }
     bare.report(&what, "tokio-modbus, no silence between frames");
+    silent.report(&what, "tokio-modbus, 3.5 characters of silence");
 }
 
 fn rtu_machine(line: SerialLine, registers: u16) -> Ours {

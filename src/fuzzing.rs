@@ -69,7 +69,7 @@ pub fn config(data: &[u8]) {
 /// A place is shown as it is typed, and one that is typed lies within its table.
 fn places(text: &str) {
     for link in wires::links() {
-        let Some(found) = parse_place(&link, text) else {
+        let Ok(found) = parse_place(&link, text) else {
             continue;
         };
         let last = found
@@ -78,7 +78,7 @@ fn places(text: &str) {
         assert!(last.is_some(), "{text:?} goes past the last place");
         let shown = found.address.to_string();
         let again = parse_place(&link, &shown).map(|again| again.address);
-        assert_eq!(again, Some(found.address), "{text:?} is shown as {shown:?}");
+        assert_eq!(again, Ok(found.address), "{text:?} is shown as {shown:?}");
     }
     for family in [Family::Q, Family::L, Family::IqR, Family::Fx5] {
         if let Ok((device, number)) = Device::parse(text, family) {

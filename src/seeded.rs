@@ -50,6 +50,8 @@ pub enum Fault {
     SumUnchecked,
     /// Another device is taken for the configured one.
     IdentityUnchecked,
+    /// What was decided by the gate of an earlier connection is sent.
+    StaleGateAccepted,
 }
 
 impl Fault {
@@ -77,6 +79,7 @@ impl Fault {
         Fault::TransactionUnchecked,
         Fault::SumUnchecked,
         Fault::IdentityUnchecked,
+        Fault::StaleGateAccepted,
     ];
 
     /// As `HOLDFAST_FAULT` names it: `AcknowledgeBeforeSync`.

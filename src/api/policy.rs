@@ -103,6 +103,11 @@ fn view_action(action: &Action) -> String {
             };
             format!("writes {start}{id}")
         }
+        Action::Scatter { places, request_id } => {
+            let places: Vec<String> = places.iter().map(ToString::to_string).collect();
+            let id = request_id.map_or_else(String::new, |at| format!(", the request id to {at}"));
+            format!("writes {} in one frame{id}", places.join(", "))
+        }
         Action::Mailbox { opcode } => format!("mailbox opcode {opcode}"),
         Action::Remote { order } => format!("remote {}", order.name()),
     }

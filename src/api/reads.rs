@@ -15,7 +15,7 @@ use super::{metrics, policy, stream};
 use crate::core::gateway::Refusal;
 use crate::core::ids::{CommitNo, EventKey};
 use crate::core::lifecycle::Actor;
-use crate::core::place::parse_place;
+use crate::core::place::{NoPlace, parse_place};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::sse::{KeepAlive, Sse};
@@ -159,13 +159,20 @@ pub(super) async fn tags(
     for tag in params.get("read").iter().flat_map(|names| names.split(',')) {
         let known = || spec.tags.iter().map(|tag| tag.name.as_str());
         // Any place at all, and not only those that a person has named for viewers.
-        if now && !known().any(|known| known == tag) && parse_place(&spec.link, tag).is_some() {
-            let action = format!("read {tag} of {name}");
-            app.require(&actor, Permission::Submit, &action).await?;
-            wanted.push(tag.to_owned());
-            continue;
-        }
         if !known().any(|known| known == tag) {
+            match parse_place(&spec.link, tag) {
+                Ok(_) if now => {
+                    let action = format!("read {tag} of {name}");
+                    app.require(&actor, Permission::Submit, &action).await?;
+                    wanted.push(tag.to_owned());
+                    continue;
+                }
+                Err(NoPlace::Malformed(expected)) if now => {
+                    return Err(Problem::invalid("read", format!("{tag:?}"), expected)
+                        .with("nearest", nearest(tag, known())));
+                }
+                _ => {}
+            }
             let near = nearest(tag, known());
             let hint = near.map_or_else(String::new, |near| format!("; did you mean {near:?}?"));
             return Err(Problem::new(

@@ -1,5 +1,5 @@
 //! Owns: reading what a command does: its arguments, what it writes or reads, where the device reports it.
-//! May call: reader, point, machine's helpers; core's argument check.
+//! May call: reader, point, scatter, machine's helpers; core's argument check.
 //! Never: let a command need more than one write frame (POL-11).
 
 use super::command::Context;
@@ -7,6 +7,7 @@ use super::machine::{claim, claim_read, named};
 use super::point::{self, Claim};
 use super::problem::Dialect;
 use super::reader::{Node, Table};
+use super::scatter;
 use crate::core::intent::{RawValue, check_value, type_range};
 use crate::core::mailbox::PARAMETER_WORDS_MAX;
 use crate::core::melsec::Remote;
@@ -16,7 +17,13 @@ use crate::core::spec::{
 };
 use rust_decimal::Decimal;
 
-pub(super) fn args(table: &Table<'_>) -> Vec<ArgSpec> {
+/// An argument, and the place of its own where it has one.
+pub(super) struct Arg<'a> {
+    pub(super) spec: ArgSpec,
+    pub(super) place: Option<Node<'a>>,
+}
+
+pub(super) fn args<'a>(table: &Table<'a>) -> Vec<Arg<'a>> {
     let Some(named) = table.get("args").and_then(|node| node.table()) else {
         return Vec::new();
     };
@@ -24,7 +31,7 @@ pub(super) fn args(table: &Table<'_>) -> Vec<ArgSpec> {
     args.filter_map(|(name, node)| arg(name, &node)).collect()
 }
 
-fn arg(name: String, node: &Node<'_>) -> Option<ArgSpec> {
+fn arg<'a>(name: String, node: &Node<'a>) -> Option<Arg<'a>> {
     let allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
     if name.is_empty() || name.chars().count() > point::NAME_CHARS_MAX || !name.chars().all(allowed)
     {
@@ -48,6 +55,7 @@ fn arg(name: String, node: &Node<'_>) -> Option<ArgSpec> {
     let max = max_node.as_ref().and_then(Node::decimal);
     let default_node = table.get("default");
     let secret = table.get("secret").and_then(|node| node.boolean());
+    let place = table.get("write");
     table.finish();
     let mut spec = ArgSpec {
         name,
@@ -73,7 +81,7 @@ fn arg(name: String, node: &Node<'_>) -> Option<ArgSpec> {
     if bounds_fit(&spec, bounds) {
         spec.default = default_node.and_then(|node| default(&node, &spec));
     }
-    Some(spec)
+    Some(Arg { spec, place })
 }
 
 /// Whether the bounds are inside the type, and in order.
@@ -124,16 +132,30 @@ fn default(node: &Node<'_>, spec: &ArgSpec) -> Option<ArgValue> {
     }
 }
 
-/// Exactly one of `read`, `write`, `mailbox`, `remote`.
+/// Exactly one of `read`, `write`, `mailbox`, `remote`; or each argument has a `write` of its own.
 pub(super) fn action<'a>(
     table: &Table<'a>,
     class: Class,
-    args: &[ArgSpec],
+    args: &[Arg<'a>],
     context: &Context<'_>,
     claims: &mut Vec<Claim<'a>>,
 ) -> Option<Action> {
     let (read, write, mailbox) = (table.get("read"), table.get("write"), table.get("mailbox"));
     let request_id_node = table.get("request_id");
+    if let Some(own) = args.iter().find_map(|arg| arg.place.as_ref()) {
+        let remote = table.get("remote");
+        let beside = [&read, &write, &mailbox, &remote].into_iter().flatten();
+        return match (class, beside.into_iter().next()) {
+            (Class::Query, _) => own.wrong("no args: a query reads what the row names", None),
+            (_, Some(other)) => other.wrong(
+                "nothing beside arguments that each have a write of their own",
+                Some("remove it, or write from the arguments".into()),
+            ),
+            (_, None) => scatter::action(own, request_id_node.as_ref(), args, context, claims),
+        };
+    }
+    let args: Vec<ArgSpec> = args.iter().map(|arg| arg.spec.clone()).collect();
+    let args = args.as_slice();
     let request_id = request_id_node
         .as_ref()
         .and_then(|n| n.choice(&[("append", ())]));
@@ -376,7 +398,7 @@ fn claim_args<'a>(
     }
 }
 
-fn mailbox_mend(context: &Context<'_>) -> Option<String> {
+pub(super) fn mailbox_mend(context: &Context<'_>) -> Option<String> {
     Some(match context.mailbox {
         Some(_) => "hand it to the mailbox: mailbox = { opcode = … }".to_owned(),
         None => "add [mailbox] and hand it over there: mailbox = { opcode = … }".to_owned(),

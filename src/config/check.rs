@@ -8,7 +8,7 @@ use super::reader::{Node, Table, show_duration};
 use crate::core::mailbox::{COMMAND_WORDS, STATUS_WORDS};
 use crate::core::serial::Way;
 use crate::core::spec::{
-    Action, Address, Area, Completion, DataType, MachineSpec, MailboxSpec, Tag, TagGroup, Verify,
+    Address, Area, Completion, DataType, MachineSpec, MailboxSpec, Tag, TagGroup, Verify,
 };
 use std::mem::discriminant;
 use std::ops::Range;
@@ -307,7 +307,7 @@ pub(super) fn broadcast(root: &Table<'_>, spec: &MachineSpec) {
     );
     for row in &spec.commands {
         let (name, done) = (&row.name, &row.completion);
-        if !matches!(row.action, Action::Write { .. }) {
+        if !row.action.is_write() {
             reads.push(format!("command {name:?}, which reads"));
         } else if !matches!(done, Completion::None | Completion::Reply) {
             reads.push(format!("command {name:?}, whose completion is read"));

@@ -127,6 +127,7 @@ fn row<'a>(
     };
     let args = action::args(table);
     let action = action::action(table, class, &args, context, claims);
+    let args = args.into_iter().map(|arg| arg.spec).collect();
     let queueable = queueable(&draft);
     let ttl_ms = ttl(&draft);
     let max_queued = max_queued(&draft);
@@ -431,16 +432,15 @@ fn completion<'a>(
         "mailbox" => Completion::Mailbox,
         "none" => Completion::None,
         _ => {
-            if !matches!(
-                action,
-                Action::Write {
-                    request_id: true,
-                    ..
-                }
-            ) {
+            if !action.writes_request_id() {
                 node.wrong::<()>(
                     "a write that carries the request id, so that the device can report it",
-                    Some("add request_id = \"append\"".into()),
+                    Some(match action {
+                        Action::Scatter { .. } => {
+                            "add request_id = \"…\", a place of its own".into()
+                        }
+                        _ => "add request_id = \"append\"".into(),
+                    }),
                 );
             }
             if done_node.is_none() {
@@ -482,7 +482,7 @@ fn verify(draft: &Draft<'_, '_>, action: &Action, completion: &Completion) -> Ve
             {
                 Some("completion = \"event\" or \"query\", with done = { … }, to look at")
             }
-            Verify::Readback if !matches!(action, Action::Write { .. }) => {
+            Verify::Readback if !action.is_write() => {
                 Some("a command that writes, so that there is something to read back")
             }
             _ => None,
@@ -504,10 +504,7 @@ fn device_contract(draft: &Draft<'_, '_>, action: Option<&Action>) -> bool {
         .as_ref()
         .and_then(|n| n.choice(&[("mailbox", true), ("none", false)]));
     if let (Some(node), Some(true)) = (&node, given)
-        && matches!(
-            action,
-            Some(Action::Read { .. } | Action::Write { .. } | Action::Remote { .. })
-        )
+        && action.is_some_and(|action| !matches!(action, Action::Mailbox { .. }))
     {
         let expected = "a command that goes to the mailbox, as only that knows request ids";
         node.wrong::<()>(expected, None);

@@ -10,6 +10,7 @@ use crate::core::melsec::{Code, Family, Frame, McLink, Route, Transport};
 use crate::core::place::Notation;
 use crate::core::serial::{ModbusRtu, Parity, SerialLine, Way};
 use crate::core::spec::{LinkSpec, ModbusTcp};
+use crate::core::spread;
 use rust_decimal::prelude::ToPrimitive;
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -46,6 +47,8 @@ pub(super) struct Reach {
     pub(super) read_bits: u32,
     pub(super) write_words: usize,
     pub(super) write_bits: usize,
+    /// The code of the frames that write places apart, if it has any.
+    pub(super) apart: Option<Code>,
 }
 
 impl Reach {
@@ -58,25 +61,30 @@ impl Reach {
                 read_bits: 2_000,
                 write_words: 123,
                 write_bits: 1_968,
+                // No message about it while another is due.
+                apart: Some(Code::Binary),
             },
             Some(LinkSpec::ModbusTcp(tcp)) => Self {
                 read_words: tcp.read_registers_max,
+                apart: None,
                 ..Self::of(None)
             },
             Some(LinkSpec::ModbusRtu(rtu)) => Self {
                 read_words: rtu.read_registers_max,
+                apart: None,
                 ..Self::of(None)
             },
-            Some(LinkSpec::Mc(link)) => {
+            Some(spec @ LinkSpec::Mc(link)) => {
                 let bits = mc_bits_max(link.code);
                 Self {
                     read_words: link.read_words_max,
                     read_bits: bits.into(),
                     write_words: MC_WORDS_MAX.into(),
                     write_bits: bits.into(),
+                    apart: spread::code(spec),
                 }
             }
-            Some(LinkSpec::C24(link)) => {
+            Some(spec @ LinkSpec::C24(link)) => {
                 // SH-080008, ACPU common commands: 256 bits in a read, 160 in a write.
                 let (read_bits, write_bits) = match link.frame {
                     C24Frame::C1 => (256, 160),
@@ -91,6 +99,7 @@ impl Reach {
                     read_bits: line_bits.min(read_bits).into(),
                     write_words: c24_words_max(link.frame).into(),
                     write_bits: write_bits.into(),
+                    apart: spread::code(spec),
                 }
             }
         }

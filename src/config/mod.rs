@@ -16,6 +16,7 @@ mod point;
 mod problem;
 mod reader;
 mod receiver;
+mod scatter;
 mod sink;
 mod url;
 

@@ -243,7 +243,7 @@ fn default_type(area: Area) -> DataType {
 }
 
 /// Checks that a value of `data_type` can stand at `at`.
-fn place(
+pub(super) fn place(
     node: &Node<'_>,
     type_node: Option<&Node<'_>>,
     address: Address,

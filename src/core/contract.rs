@@ -1,5 +1,5 @@
 //! Owns: what a protocol adapter may say about one exchange with a device (SEND-02), and nothing else.
-//! May call: time, spec.
+//! May call: time, spec, spread.
 //! Never: call a guess a fact: every variant says what is proven, and carries its bytes.
 
 use super::spec::{Quality, Value};
@@ -71,6 +71,17 @@ pub struct DeviceCode {
     pub meaning: String,
 }
 
+/// As its manual writes it: `exception 02 (illegal data address)`, `end code C056 (…)`.
+impl std::fmt::Display for DeviceCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (code, meaning) = (self.code, &self.meaning);
+        match self.family.as_str() {
+            "mc" => write!(f, "end code {code:04X} ({meaning})"),
+            _ => write!(f, "exception {code:02X} ({meaning})"),
+        }
+    }
+}
+
 /// What a matching reply carried.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
@@ -113,6 +124,11 @@ pub enum Job {
         start: super::spec::Address,
         /// For coils: one word a bit, 0 or 1.
         words: Vec<u16>,
+    },
+    /// One write frame for places that stand apart.
+    Scatter {
+        /// In the order in which they are written.
+        parts: Vec<super::spread::Part>,
     },
     /// Block, read back, commit (design of the mailbox).
     Mailbox(MailboxRequest),

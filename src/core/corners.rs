@@ -165,7 +165,7 @@ fn a_new_incarnation_of_the_journal_begins_its_request_ids_anew() {
 #[test]
 fn another_devices_mailbox_is_not_followed() {
     let mut stage = Stage::with(vec![spec()]);
-    stage.link(LinkChange::Up);
+    stage.connect();
     let foreign = mailbox_reading(&stage, 1, 0x7FFF_0000, 0x7FFF_0000);
     gate(&mut stage, foreign);
     let own = mailbox_reading(&stage, 4711, 0x6000_0041, 5);
@@ -241,6 +241,77 @@ fn a_mailbox_is_free_again_once_the_operation_of_a_removed_command_is_resolved()
     let request = stage.request("E2", "eject_two");
     recorded(stage.submit(request, 1000));
     assert_eq!(stage.runs_of("E2"), 1);
+}
+
+/// What a PLC in its `boot`th start says that took `request_id`, is in `state`, and has not ended it.
+fn taken(stage: &Stage, request_id: u32, boot: u16, state: u16) -> MailboxBlocks {
+    let mut blocks = mailbox_reading(stage, 4711, request_id, 1).mailbox.unwrap();
+    let mut words = vec![0; mailbox::STATUS_WORDS];
+    (words[0], words[2], words[6]) = (mailbox::LAYOUT_VERSION, boot, state);
+    words[4..6].copy_from_slice(&mailbox::split_u32(request_id, WordOrder::HighFirst));
+    let crc = words.len() - 1;
+    words[crc] = mailbox::crc16(&words[..crc]);
+    blocks.status = words;
+    blocks
+}
+
+/// The device takes E1, and is looked at over two hours; what it said last, and how often it was called accepted.
+fn looked_at(boot: u16, state: u16) -> (State, usize) {
+    let mut stage = Stage::with(vec![spec()]);
+    stage.up(7);
+    let request = stage.request("E1", "eject_one");
+    recorded(stage.submit(request, 1000));
+    let mut operation = stage.disk[&id("E1")].clone();
+    operation.device_boot = Some(1);
+    stage.disk.insert(id("E1"), operation);
+    stage.exchanged("E1", Outcome::DeviceAccepted);
+    let mut accepted = 0;
+    for _ in 0..720 {
+        stage.pass(10.0);
+        let operation = stage.disk[&id("E1")].clone();
+        accepted += usize::from(operation.state.name() == "accepted");
+        let blocks = taken(&stage, operation.request_id.unwrap(), boot, state);
+        stage.input(Input::Probed {
+            machine: "press-1".into(),
+            operation: id("E1"),
+            answer: ProbeAnswer::Mailbox(blocks),
+        });
+    }
+    (stage.state("E1"), accepted)
+}
+
+// covers: ST-04, VER-03
+#[test]
+fn what_the_device_took_and_never_ends_is_not_called_accepted_again_and_again() {
+    const EXECUTING: u16 = 2;
+    let (state, accepted) = looked_at(1, EXECUTING);
+    assert_eq!(
+        state,
+        State::OutcomeUnknown(UnknownReason::CompletionTimeout)
+    );
+    assert!(accepted <= 1, "{accepted} times");
+}
+
+// covers: ST-04, VER-03, VER-04
+#[test]
+fn what_a_restart_of_the_plc_cut_off_is_unknown_and_stays_so() {
+    const IDLE: u16 = 0;
+    let mut stage = Stage::with(vec![spec()]);
+    stage.up(7);
+    let request = stage.request("E1", "eject_one");
+    recorded(stage.submit(request, 1000));
+    stage.exchanged("E1", Outcome::DeviceAccepted);
+    assert_eq!(stage.state("E1").name(), "accepted");
+    let blocks = taken(&stage, stage.disk[&id("E1")].request_id.unwrap(), 2, IDLE);
+    stage.input(Input::Probed {
+        machine: "press-1".into(),
+        operation: id("E1"),
+        answer: ProbeAnswer::Mailbox(blocks),
+    });
+    let restarted = State::OutcomeUnknown(UnknownReason::DeviceRestart);
+    assert_eq!(stage.state("E1"), restarted);
+    let (state, _) = looked_at(2, IDLE);
+    assert_eq!(state.name(), "outcome_unknown");
 }
 
 // covers: TIME-04
@@ -339,7 +410,7 @@ fn an_identity_that_could_not_be_read_is_not_another_device() {
     stage.up(7);
     stage.down();
     recorded(stage.set("SET", 50, 1000));
-    stage.link(LinkChange::Up);
+    stage.connect();
     let mut reading = mailbox_reading(&stage, 4711, 1, 1);
     reading.identity = None;
     reading.quality = Quality::Bad;
@@ -423,7 +494,7 @@ fn a_link_is_as_old_as_the_state_that_is_shown() {
     stage.pass(3.0);
     stage.link(LinkChange::Connecting);
     assert_eq!(age_s(&stage), 3);
-    stage.link(LinkChange::Up);
+    stage.connect();
     assert_eq!(age_s(&stage), 0, "the gate is being read");
     stage.pass(2.0);
     stage.gate(4711, 7, true);

@@ -5,7 +5,9 @@
 use super::contract::{
     Exchange, GateReading, Job, MailboxRequest, Presented, Probe, ProbeAnswer, RingReading,
 };
-use super::ids::{AttemptId, CommitNo, Epoch, EventKey, InvalidOperationId, OperationId, Sequence};
+use super::ids::{
+    AttemptId, CommitNo, ConnectionNo, Epoch, EventKey, InvalidOperationId, OperationId, Sequence,
+};
 use super::intent::{Digest, InvalidArgument, Request};
 use super::jitter::Jitter;
 use super::lifecycle::Actor;
@@ -275,7 +277,7 @@ pub enum LinkChange {
     /// A connection is being made.
     Connecting,
     /// A connection stands, and a probe read passed.
-    Up,
+    Up(ConnectionNo),
     /// It is gone.
     Down {
         /// Why.
@@ -297,6 +299,8 @@ pub enum Effect {
     Run {
         /// Whose link.
         machine: String,
+        /// The connection by whose gate it was decided, and the only one that it may go out over.
+        connection: ConnectionNo,
         /// For which operation.
         operation: OperationId,
         /// In which try.
@@ -315,6 +319,8 @@ pub enum Effect {
     Probe {
         /// Whose link.
         machine: String,
+        /// See [`Effect::Run`].
+        connection: ConnectionNo,
         /// For which operation.
         operation: OperationId,
         /// What to read.
@@ -324,6 +330,8 @@ pub enum Effect {
     Burn {
         /// Whose link.
         machine: String,
+        /// See [`Effect::Run`].
+        connection: ConnectionNo,
         /// The no-op.
         request: MailboxRequest,
     },
@@ -331,6 +339,8 @@ pub enum Effect {
     Acknowledge {
         /// Whose link.
         machine: String,
+        /// See [`Effect::Run`].
+        connection: ConnectionNo,
         /// Which source: the event's type.
         event_type: String,
         /// To be set while the device presents this item, whose event is durable; `None`: to be cleared.
@@ -340,6 +350,8 @@ pub enum Effect {
     ReadRing {
         /// Whose link.
         machine: String,
+        /// See [`Effect::Run`].
+        connection: ConnectionNo,
         /// Which source: the event's type.
         event_type: String,
         /// The first entry's number.

@@ -112,6 +112,12 @@ pub struct AttemptId {
     pub n: u64,
 }
 
+/// One connection to a machine, numbered by the shell; no number is given twice within a process.
+///
+/// What was decided by a gate that was read over one connection goes out over that one, or not at all (POL-06).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ConnectionNo(pub u64);
+
 /// The kernel's boot id (`/proc/sys/kernel/random/boot_id`): which boot a monotonic time belongs to.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, Default,

@@ -246,6 +246,8 @@ pub enum UnknownReason {
     CompletionTimeout,
     /// A broadcast: nobody answers.
     Unconfirmable,
+    /// The device took it, and restarted before it reported completion.
+    DeviceRestart,
 }
 
 impl fmt::Display for UnknownReason {
@@ -268,6 +270,9 @@ impl fmt::Display for UnknownReason {
                 f.write_str("the device accepted it and did not report completion in time")
             }
             Self::Unconfirmable => f.write_str("sent as a broadcast, which nobody answers"),
+            Self::DeviceRestart => {
+                f.write_str("the device accepted it and restarted before it reported completion")
+            }
         }
     }
 }

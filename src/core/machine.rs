@@ -4,12 +4,13 @@
 
 use super::contract::{GateReading, Job, MailboxRequest};
 use super::gateway::{Effect, Gateway, LinkChange};
-use super::ids::{AttemptId, CommitNo, OperationId};
+use super::ids::{AttemptId, CommitNo, ConnectionNo, OperationId};
 use super::lifecycle::{HeldReason, RejectReason, Source, State, Step};
 use super::mailbox;
 use super::record::{ATTEMPTS_MAX, Attempt, MachineRecord, Operation};
 use super::roles::Permission;
 use super::spec::{Action, Class, Interlock, MachineSpec, MailboxSpec, Quality, Row};
+use super::spread::Part;
 use super::time::{NS_PER_MS, NS_PER_S, Now, Stamp, Validity, elapsed_ns};
 use super::turn::{Cause, Turn, find};
 use super::upkeep::Observation;
@@ -35,6 +36,8 @@ pub struct Machine {
     pub record: MachineRecord,
     /// How the link stands.
     pub link: LinkState,
+    /// The connection that stands, whether or not its gate was passed.
+    pub(super) connection: Option<ConnectionNo>,
     /// Since when it has stood so.
     pub since: Stamp,
     /// Since when no command could pass; `None` while the gate is open.
@@ -117,6 +120,7 @@ impl Machine {
             configured: true,
             record,
             link: LinkState::Down,
+            connection: None,
             since: *now,
             down_since: Some(*now),
             reason: "not connected yet".into(),
@@ -136,6 +140,11 @@ impl Machine {
             unheard: BTreeMap::new(),
             heard_as: BTreeMap::new(),
         }
+    }
+
+    /// The connection whose gate was passed: orders go out over it.
+    pub(super) fn open_connection(&self) -> Option<ConnectionNo> {
+        self.connection.filter(|_| self.link == LinkState::Up)
     }
 
     /// What the alarm of a machine says that no command can reach.
@@ -232,9 +241,13 @@ impl Gateway {
         let Some(machine) = self.machines.get_mut(name) else {
             return;
         };
+        machine.connection = match change {
+            LinkChange::Up(connection) => Some(connection),
+            LinkChange::Connecting | LinkChange::Down { .. } => None,
+        };
         let (state, reason) = match change {
             LinkChange::Connecting => (LinkState::Connecting, machine.reason.clone()),
-            LinkChange::Up => (
+            LinkChange::Up(_) => (
                 LinkState::Gate,
                 "connected; the gate is being read".to_owned(),
             ),
@@ -552,7 +565,7 @@ impl Gateway {
             return None;
         }
         let machine = self.machines.get(name)?;
-        if machine.link != LinkState::Up || machine.in_flight.is_some() {
+        if machine.open_connection().is_none() || machine.in_flight.is_some() {
             return None;
         }
         let mailbox_taken = machine.mailbox_taken_by(&self.operations).is_some()
@@ -654,6 +667,10 @@ impl Gateway {
         row: &Row,
         version: Option<i64>,
     ) {
+        let machine = self.machines.get(name);
+        let Some(connection) = machine.and_then(Machine::open_connection) else {
+            return;
+        };
         let job = match self.job(turn, name, id, row) {
             Ok(job) => job,
             Err(why) => {
@@ -709,6 +726,7 @@ impl Gateway {
             .and_then(|operation| operation.deadline);
         turn.effects.push(Effect::Run {
             machine: name.to_owned(),
+            connection,
             operation: id.clone(),
             attempt,
             job,
@@ -725,24 +743,23 @@ impl Gateway {
         row: &Row,
     ) -> Result<Job, String> {
         let operation = self.operations.get(id).ok_or("it is not in memory")?;
-        let area = match &row.action {
-            Action::Write { start, .. } => Some(start.area()),
-            Action::Mailbox { .. } => {
-                let machine = self.machines.get(name);
-                let mailbox = machine.and_then(|machine| machine.spec.mailbox.as_ref());
-                mailbox.map(|mailbox| mailbox.command.area())
-            }
-            Action::Read { .. } | Action::Remote { .. } => None,
-        };
-        let mut words = Vec::new();
-        for spec in &row.args {
+        let mailbox = self
+            .machines
+            .get(name)
+            .and_then(|machine| machine.spec.mailbox.as_ref())
+            .map(|mailbox| mailbox.command.area());
+        let places = row.written();
+        let mut encoded: Vec<Vec<u16>> = Vec::new();
+        for (n, spec) in row.args.iter().enumerate() {
             let found = operation
                 .intent
                 .args
                 .iter()
                 .find(|(arg, _)| *arg == spec.name);
             let (_, value) = found.ok_or_else(|| format!("argument {} is missing", spec.name))?;
-            words.extend(match area {
+            let place = places.as_ref().and_then(|places| places.get(n));
+            let area = place.map(|at| at.address.area()).or(mailbox);
+            encoded.push(match area {
                 Some(area) => values::encode_in(value, spec.data_type, spec.word_order, area)?,
                 None => values::encode(value, spec.data_type, spec.word_order)?,
             });
@@ -752,21 +769,27 @@ impl Gateway {
                 points: points.clone(),
             }),
             Action::Write { start, request_id } => {
+                let mut words = encoded.concat();
                 if *request_id {
                     let id = self.take_request_id(turn, name, id)?;
-                    let order = row
-                        .args
-                        .last()
-                        .map_or(start.area().word_order(), |arg| arg.word_order);
-                    words.extend(mailbox::split_u32(id, order));
+                    words.extend(mailbox::split_u32(id, row.id_order()));
                 }
                 Ok(Job::Write {
                     start: *start,
                     words,
                 })
             }
+            Action::Scatter { places, request_id } => {
+                let mut parts: Vec<Part> = places.iter().copied().zip(encoded).collect();
+                if let Some(at) = request_id {
+                    let id = self.take_request_id(turn, name, id)?;
+                    let words = mailbox::split_u32(id, row.id_order());
+                    parts.push((*at, words.to_vec()));
+                }
+                Ok(Job::Scatter { parts })
+            }
             Action::Mailbox { opcode } => self
-                .mailbox_request(turn, name, id, *opcode, words)
+                .mailbox_request(turn, name, id, *opcode, encoded.concat())
                 .map(Job::Mailbox),
             Action::Remote { order } => Ok(Job::Remote(*order)),
         }
@@ -992,6 +1015,12 @@ fn job_sha256(job: &Job) -> [u8; 32] {
                 .iter()
                 .for_each(|word| hash.update(word.to_be_bytes()));
         }
+        Job::Scatter { parts } => parts.iter().for_each(|(at, words)| {
+            hash.update(at.to_string());
+            words
+                .iter()
+                .for_each(|word| hash.update(word.to_be_bytes()));
+        }),
         Job::Mailbox(request) => {
             hash.update(request.opcode.to_be_bytes());
             hash.update(request.request_id.to_be_bytes());

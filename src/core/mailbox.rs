@@ -106,6 +106,9 @@ pub enum Verdict {
     Done(MailboxEcho),
     /// Taken, no final record: look again.
     Pending,
+    /// Taken, no final record, and the boot is another: a restart ends what was under way, and nobody will report
+    /// it. Whether it had its effect is not known.
+    CutOff,
     /// No trace of the id, in the same boot: not taken *so far*. The commit may still be under way.
     NotTaken,
     /// No trace of the id, and the boot is another, or it is not known in which one it was sent.
@@ -276,7 +279,11 @@ pub fn judge(
     if let Some(echo) = status.record_of(request_id) {
         Verdict::Done(echo)
     } else if status.last_accepted == request_id {
-        Verdict::Pending
+        if status.state.is_busy() || boot_at_send == Some(status.boot_counter) {
+            Verdict::Pending
+        } else {
+            Verdict::CutOff
+        }
     } else if boot_at_send != Some(status.boot_counter) {
         Verdict::Rebooted
     } else if status.may_have_forgotten(request_id) {
@@ -461,6 +468,27 @@ mod tests {
                 Verdict::Pending,
                 "state {state}"
             );
+        }
+    }
+
+    // covers: VER-03
+    #[test]
+    fn what_was_taken_before_a_restart_is_pending_only_while_the_plc_says_that_it_is_busy() {
+        for (state, expected) in [
+            (0, Verdict::CutOff),
+            (1, Verdict::Pending),
+            (2, Verdict::Pending),
+            (3, Verdict::CutOff),
+            (4, Verdict::CutOff),
+        ] {
+            let plc = Plc {
+                accepted: 42,
+                state,
+                ..QUIET
+            };
+            for boot in [Some(8), None] {
+                assert_eq!(verdict(&plc, 42, boot), expected, "state {state}");
+            }
         }
     }
 

@@ -30,6 +30,7 @@ pub mod serial;
 pub mod shed;
 mod source;
 pub mod spec;
+pub mod spread;
 mod submit;
 pub mod time;
 mod turn;

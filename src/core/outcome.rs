@@ -11,10 +11,10 @@ use super::lifecycle::{
     Completion as Done, Evidence, Meaning, Method, RejectReason, Source, State, Step,
     UnknownReason, meaning,
 };
-use super::machine::{LinkState, not_connected};
+use super::machine::not_connected;
 use super::mailbox::{self, Verdict};
 use super::record::{Burn, Operation};
-use super::spec::{Action, Class, Completion, DoneSpec, MachineSpec, Row, Scalar, Value, Verify};
+use super::spec::{Class, Completion, DoneSpec, MachineSpec, Row, Scalar, Value, Verify};
 use super::time::{NS_PER_MS, NS_PER_S};
 use super::turn::{Cause, Turn, find};
 use crate::seeded::{self, Fault};
@@ -262,7 +262,10 @@ impl Gateway {
         let Some(machine) = self.machine_of(id) else {
             return;
         };
-        if machine.link != LinkState::Up || machine.probing.is_some() {
+        let Some(connection) = machine.open_connection() else {
+            return;
+        };
+        if machine.probing.is_some() {
             return;
         }
         let Some(live) = machine.live.get_mut(id) else {
@@ -278,6 +281,7 @@ impl Gateway {
         let machine = machine.spec.name.clone();
         turn.effects.push(Effect::Probe {
             machine,
+            connection,
             operation: id.clone(),
             probe,
         });
@@ -370,6 +374,11 @@ impl Gateway {
         };
         let boot = operation.device_boot;
         let accepted = matches!(operation.state, State::Accepted { .. });
+        // It had its time to be called accepted; only its end says more.
+        let overdue = matches!(
+            operation.state,
+            State::OutcomeUnknown(UnknownReason::CompletionTimeout)
+        );
         let cause = Cause::gateway(Source::Verifier, "");
         match mailbox::judge(blocks, mailbox.word_order, request_id, boot) {
             Verdict::Done(echo) => {
@@ -384,7 +393,17 @@ impl Gateway {
                     "mailbox",
                     "the device took it and is not done".into(),
                 );
-                let _ = self.step(turn, id, Step::Accept(turn.now), cause);
+                if !overdue {
+                    let _ = self.step(turn, id, Step::Accept(turn.now), cause);
+                }
+            }
+            Verdict::CutOff => {
+                let says = "the PLC took it and restarted before it said that it was done: a person must find out";
+                self.note(turn, id, "mailbox", says.into());
+                if accepted {
+                    let doubt = Step::Doubt(UnknownReason::DeviceRestart);
+                    let _ = self.step(turn, id, doubt, cause);
+                }
             }
             Verdict::NotTaken => self.not_taken(turn, spec, id, blocks, request_id),
             Verdict::Rebooted if seeded::is_on(Fault::PlcRestartIgnored) => {
@@ -456,11 +475,10 @@ impl Gateway {
         let Some(machine) = self.machines.get(&spec.name) else {
             return;
         };
-        if spec.read_only
-            || machine.burning
-            || machine.in_flight.is_some()
-            || machine.link != LinkState::Up
-        {
+        let Some(connection) = machine.open_connection() else {
+            return;
+        };
+        if spec.read_only || machine.burning || machine.in_flight.is_some() {
             return;
         }
         if tries >= BURN_TRIES_MAX {
@@ -497,6 +515,7 @@ impl Gateway {
         };
         turn.effects.push(Effect::Burn {
             machine: spec.name.clone(),
+            connection,
             request,
         });
         self.note(
@@ -662,22 +681,6 @@ fn done_spec(row: &Row) -> Option<&DoneSpec> {
 
 /// Where the arguments were written.
 fn readback_points(row: &Row) -> Option<Vec<(String, Scalar)>> {
-    let Action::Write { start, .. } = &row.action else {
-        return None;
-    };
-    let mut next = Some(*start);
-    let mut points = Vec::new();
-    for arg in &row.args {
-        let address = next?;
-        points.push((
-            arg.name.clone(),
-            Scalar {
-                address,
-                data_type: arg.data_type,
-                word_order: arg.word_order,
-            },
-        ));
-        next = address.plus(arg.data_type.registers().into());
-    }
-    Some(points)
+    let names = row.args.iter().map(|arg| arg.name.clone());
+    Some(names.zip(row.written()?).collect())
 }

@@ -98,17 +98,29 @@ impl Notation {
     }
 }
 
+/// Why a text is no place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoPlace {
+    /// It does not begin as one: somebody means a name.
+    Other,
+    /// It begins as one, and this is expected.
+    Malformed(String),
+}
+
 /// `holding:100`, `D100`, or with a type: `holding:100/f32`. Without one a word is a `u16`, a bit a `bool`.
-#[must_use]
-pub fn parse_place(link: &LinkSpec, text: &str) -> Option<Scalar> {
-    let (place, data_type) = match text.split_once('/') {
-        Some((place, name)) => (place, Some(TYPES.iter().find(|(n, _)| *n == name)?.1)),
+///
+/// # Errors
+/// [`NoPlace`]
+pub fn parse_place(link: &LinkSpec, text: &str) -> Result<Scalar, NoPlace> {
+    let (place, name) = match text.split_once('/') {
+        Some((place, name)) => (place, Some(name)),
         None => (text, None),
     };
     let address = match Notation::of(link) {
-        None => modbus(place)?,
-        Some(notation) => melsec(place, notation)?,
-    };
+        None => modbus(place),
+        Some(notation) => melsec(place, notation),
+    }?;
+    let data_type = name.map(data_type).transpose()?;
     let area = address.area();
     let usual = match area.is_bits() {
         true => DataType::Bool,
@@ -116,33 +128,113 @@ pub fn parse_place(link: &LinkSpec, text: &str) -> Option<Scalar> {
     };
     let data_type = data_type.unwrap_or(usual);
     if area.is_bits() && data_type != DataType::Bool {
-        return None;
+        return Err(malformed("bool, or no type: that place is a bit"));
     }
-    address.plus(u32::from(data_type.registers()) - 1)?;
-    Some(Scalar {
+    let last = address.plus(u32::from(data_type.registers()) - 1);
+    last.ok_or_else(|| malformed("a place whose last word is there too"))?;
+    Ok(Scalar {
         address,
         data_type,
         word_order: area.word_order(),
     })
 }
 
-fn modbus(text: &str) -> Option<Address> {
-    let (name, offset) = text.split_once(':')?;
-    Some(Address::Modbus {
-        area: *AREAS.iter().find(|area| area.name() == name)?,
-        offset: offset.parse().ok()?,
+fn malformed(expected: impl Into<String>) -> NoPlace {
+    NoPlace::Malformed(expected.into())
+}
+
+fn data_type(name: &str) -> Result<DataType, NoPlace> {
+    let found = TYPES.iter().find(|(known, _)| *known == name);
+    found.map(|(_, data_type)| *data_type).ok_or_else(|| {
+        let names: Vec<&str> = TYPES.iter().map(|(known, _)| *known).collect();
+        malformed(format!("a type behind the slash: {}", names.join(", ")))
     })
 }
 
-fn melsec(text: &str, notation: Notation) -> Option<Address> {
-    let (device, number) = Device::parse(text, notation.family).ok()?;
-    notation.fits(device, number).ok()?;
-    Some(Address::Melsec { device, number })
+fn modbus(text: &str) -> Result<Address, NoPlace> {
+    let (name, offset) = text.split_once(':').ok_or(NoPlace::Other)?;
+    let area = AREAS.iter().find(|area| area.name() == name);
+    let names = AREAS.map(ModbusArea::name).join(", ");
+    let area =
+        area.ok_or_else(|| malformed(format!("one of the tables {names} before the colon")))?;
+    let offset = offset.parse();
+    Ok(Address::Modbus {
+        area: *area,
+        offset: offset
+            .map_err(|_| malformed("a zero-based offset of 0 to 65535 behind the colon"))?,
+    })
+}
+
+fn melsec(text: &str, notation: Notation) -> Result<Address, NoPlace> {
+    let (device, number) = Device::parse(text, notation.family).map_err(|expected| {
+        match begins_with_device(text) {
+            true => NoPlace::Malformed(expected),
+            false => NoPlace::Other,
+        }
+    })?;
+    notation.fits(device, number).map_err(|unfit| {
+        malformed(match unfit {
+            Unfit::Disputed => "a device that has one way to be numbered in ASCII",
+            Unfit::TooLong => "a number of at most six digits in ASCII",
+            Unfit::NotIn1C => "a device that 1C knows, in five characters with its number",
+        })
+    })?;
+    Ok(Address::Melsec { device, number })
+}
+
+/// The letters of a device, and then a digit: whoever names a tag so means a device all the same.
+fn begins_with_device(text: &str) -> bool {
+    let upper = text.trim().to_ascii_uppercase();
+    let letters = upper.trim_start_matches(|letter: char| letter.is_ascii_alphabetic());
+    let name = &upper[..upper.len() - letters.len()];
+    let known = Kind::NAMES.iter().any(|(known, _)| *known == name);
+    known && letters.starts_with(|digit: char| digit.is_ascii_digit())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn q() -> Notation {
+        Notation {
+            family: Family::Q,
+            code: Code::Ascii,
+            one_c: false,
+        }
+    }
+
+    #[test]
+    fn a_place_that_is_mistyped_is_told_from_a_name() {
+        for (text, expected) in [
+            ("D1O0", "D with a decimal number"),
+            ("X1G", "X with a hexadecimal number"),
+            ("d12x", "D with a decimal number"),
+            ("ZR100", "one way to be numbered"),
+            ("D1000000", "six digits"),
+        ] {
+            let found = melsec(text, q()).unwrap_err();
+            assert!(
+                matches!(&found, NoPlace::Malformed(said) if said.contains(expected)),
+                "{text}: {found:?}"
+            );
+        }
+        for text in ["speed", "D", "Door", "D_1", "data1", ""] {
+            assert_eq!(melsec(text, q()), Err(NoPlace::Other), "{text}");
+        }
+        for (text, expected) in [
+            ("houlding:1", "coil"),
+            ("holding:70000", "65535"),
+            ("holding:-1", "zero-based"),
+        ] {
+            let found = modbus(text).unwrap_err();
+            assert!(
+                matches!(&found, NoPlace::Malformed(said) if said.contains(expected)),
+                "{text}: {found:?}"
+            );
+        }
+        assert_eq!(modbus("speed"), Err(NoPlace::Other));
+        assert!(data_type("u61").is_err());
+    }
 
     #[test]
     fn what_a_frame_cannot_name_is_asked_for_over_no_link_that_uses_it() {

@@ -110,8 +110,10 @@ pub fn default_completion(class: Class, action: &Action) -> Completion {
         Action::Mailbox { .. } => Completion::Mailbox,
         // A remote operation ends only when the CPU's own state was seen to have changed.
         Action::Read { .. } | Action::Remote { .. } => Completion::Reply,
-        Action::Write { .. } if class_defaults(class).reply_completes => Completion::Reply,
-        Action::Write { .. } => Completion::None,
+        Action::Write { .. } | Action::Scatter { .. } if class_defaults(class).reply_completes => {
+            Completion::Reply
+        }
+        Action::Write { .. } | Action::Scatter { .. } => Completion::None,
     }
 }
 
@@ -122,7 +124,7 @@ pub fn default_verify(class: Class, action: &Action, completion: &Completion) ->
         (Action::Mailbox { .. }, _) => Verify::Mailbox,
         (_, Completion::Event(_)) => Verify::Event,
         (_, Completion::Query(_)) => Verify::ResultQuery,
-        (Action::Write { .. }, _) if class == Class::AbsoluteSet => Verify::Readback,
+        _ if action.is_write() && class == Class::AbsoluteSet => Verify::Readback,
         _ => Verify::Manual,
     }
 }

@@ -181,6 +181,7 @@ pub(super) struct Stage {
     pub(super) new_incarnation: bool,
     pub(super) epoch: u64,
     pub(super) commits: u64,
+    pub(super) connections: u64,
 }
 
 impl Stage {
@@ -215,6 +216,7 @@ impl Stage {
             new_incarnation: false,
             epoch: 7,
             commits: 0,
+            connections: 0,
         };
         stage.input(Input::Started);
         stage
@@ -344,6 +346,11 @@ impl Stage {
             change,
         });
     }
+    /// A connection stands, and nothing is known of the device yet.
+    pub(super) fn connect(&mut self) {
+        self.connections += 1;
+        self.link(LinkChange::Up(ConnectionNo(self.connections)));
+    }
     pub(super) fn down(&mut self) {
         self.link(LinkChange::Down {
             reason: "test".into(),
@@ -353,7 +360,7 @@ impl Stage {
         self.up_as(4711, version, true);
     }
     pub(super) fn up_as(&mut self, identity: i128, version: i64, door: bool) {
-        self.link(LinkChange::Up);
+        self.connect();
         self.gate(identity, version, door);
     }
     pub(super) fn gate(&mut self, identity: i128, version: i64, door: bool) {
@@ -536,7 +543,7 @@ fn back_at_exactly_the_deadline() {
         stage.down();
         recorded(stage.set("SET", 50, 1000));
         stage.now.boottime_ns += 10 * NS_PER_S - before_ns;
-        stage.link(LinkChange::Up);
+        stage.connect();
         stage.core.next_drain_ns = 0;
         stage.gate(4711, 7, true);
         stage
@@ -948,7 +955,7 @@ fn many_machines_coming_back_at_once_are_drained_at_the_set_rate_and_in_order() 
     for n in 0..200 {
         stage.input(Input::Link {
             machine: format!("press-{n}"),
-            change: LinkChange::Up,
+            change: LinkChange::Up(ConnectionNo(2)),
         });
         gate(&mut stage, n);
     }

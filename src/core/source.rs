@@ -5,6 +5,8 @@
 use super::contract::{Presented, PresentedItem, RingReading};
 use super::event::rfc3339;
 use super::gateway::{Effect, Gateway};
+use super::ids::ConnectionNo;
+use super::machine::Machine;
 use super::numbering::{Follows, Growth, growth};
 use super::record::{Record, SourceRecord, SourceState};
 use super::spec::{
@@ -71,6 +73,10 @@ impl Taken<'_> {
 
 impl Gateway {
     /// The machine and the index of its source; `None` where nothing may be taken.
+    fn open_connection(&self, name: &str) -> Option<ConnectionNo> {
+        self.machines.get(name).and_then(Machine::open_connection)
+    }
+
     fn source_of(&self, name: &str, event_type: &str) -> Option<(Arc<MachineSpec>, usize)> {
         if self.is_recovery() {
             return None;
@@ -384,17 +390,23 @@ impl Gateway {
             source,
             at,
         };
-        let acknowledge = |item: Option<u32>| Effect::Acknowledge {
-            machine: name.to_owned(),
-            event_type: event_type.to_owned(),
-            item,
-        };
         if !may_write {
             return;
         }
+        // Before its gate was passed a machine is told nothing: the next look is another occasion.
+        let connection = self.open_connection(name);
+        let acknowledge = |turn: &mut Turn, item: Option<u32>| {
+            turn.effects
+                .extend(connection.map(|connection| Effect::Acknowledge {
+                    machine: name.to_owned(),
+                    connection,
+                    event_type: event_type.to_owned(),
+                    item,
+                }));
+        };
         let Some(item) = seen.item.as_ref().filter(|_| seen.ready) else {
             if seen.ack && !seen.ready {
-                turn.effects.push(acknowledge(None));
+                acknowledge(turn, None);
             }
             return;
         };
@@ -422,7 +434,7 @@ impl Gateway {
         if seen.ack {
             // An acknowledgement never stands while something is presented that is not durable.
             if !known {
-                turn.effects.push(acknowledge(None));
+                acknowledge(turn, None);
             }
             return;
         }
@@ -445,7 +457,7 @@ impl Gateway {
             };
             self.set_progress(turn, &taken, state);
         }
-        turn.effects.push(acknowledge(Some(item.number)));
+        acknowledge(turn, Some(item.number));
     }
 
     fn take_item(
@@ -640,6 +652,9 @@ impl Gateway {
         if empty || through == Some(head) {
             return;
         }
+        let Some(connection) = self.open_connection(&taken.spec.name) else {
+            return;
+        };
         let expected = expected(ring, through);
         let behind = ring.numbering.steps(expected, head);
         let first = if behind >= u64::from(ring.entries) {
@@ -651,6 +666,7 @@ impl Gateway {
         self.source_memory.entry(taken.key()).or_default().asked = true;
         turn.effects.push(Effect::ReadRing {
             machine: taken.spec.name.clone(),
+            connection,
             event_type: taken.source.event_type.clone(),
             first,
             count: u16::try_from(count).unwrap_or(1),

@@ -4,6 +4,7 @@
 
 use super::contract::{Presented, PresentedItem, RingReading};
 use super::gateway::{Effect, Input, LinkChange};
+use super::ids::ConnectionNo;
 use super::record::EventRecord;
 use super::scenarios::{Stage, holding, press};
 use super::spec::{
@@ -75,8 +76,19 @@ fn machine() -> MachineSpec {
     spec
 }
 
+/// A gateway whose machine is connected; its gate was passed.
 fn stage() -> Stage {
-    Stage::with(vec![machine()])
+    stage_of(machine())
+}
+fn stage_of(spec: MachineSpec) -> Stage {
+    let mut stage = Stage::with(vec![spec]);
+    stage.up(7);
+    stage
+}
+/// The process dies and starts again, and connects.
+fn restart(stage: &mut Stage) {
+    stage.restart(true, true);
+    stage.up(7);
 }
 
 fn of_type<'a>(stage: &'a Stage, kind: &'a str) -> impl Iterator<Item = &'a EventRecord> {
@@ -100,7 +112,7 @@ fn tick(stage: &mut Stage) {
 fn decide_and_die(stage: &mut Stage, input: Input) {
     let now = stage.now;
     let _ = stage.core.handle(&now, input);
-    stage.restart(true, true);
+    restart(stage);
 }
 
 fn count(stage: &Stage, value: u64, since: bool) -> Input {
@@ -156,7 +168,7 @@ fn the_first_count_is_a_baseline_and_no_pieces_and_a_failed_read_is_nothing() {
         counter.at = holding(210, DataType::U16);
     }
     stage.specs = vec![spec.into()];
-    stage.restart(true, true);
+    restart(&mut stage);
     let other = count(&stage, 4_050, false);
     stage.input(other);
     assert_eq!(
@@ -182,9 +194,9 @@ fn a_copy_of_the_journal_claims_nothing_that_may_have_been_told_and_says_so() {
     // The copy is put back; the process dies once more before the device is read.
     stage.sources = old_copy;
     stage.new_incarnation = true;
-    stage.restart(true, true);
+    restart(&mut stage);
     stage.new_incarnation = false;
-    stage.restart(true, true);
+    restart(&mut stage);
     tick(&mut stage);
     let found = count(&stage, 130, false);
     stage.input(found);
@@ -210,7 +222,7 @@ fn items_that_a_copy_does_not_know_are_not_said_to_be_lost() {
     };
     assert_eq!(item(&mut stage, false, 7, 1), [Some(7)]);
     stage.new_incarnation = true;
-    stage.restart(true, true);
+    restart(&mut stage);
     stage.new_incarnation = false;
     assert_eq!(item(&mut stage, false, 7, 1), [Some(7)]);
     assert_eq!(of_type(&stage, "unit.done").count(), 1, "told before");
@@ -309,7 +321,7 @@ fn nothing_is_acknowledged_where_nothing_may_be_written() {
         let mut spec = machine();
         spec.read_only = read_only;
         spec.owner = owner.into();
-        let mut stage = Stage::with(vec![spec]);
+        let mut stage = stage_of(spec);
         let item = presented(&stage, true, false, 1, 5);
         assert!(stage.input(item).is_empty());
         let stale = presented(&stage, false, true, 1, 5);
@@ -407,7 +419,7 @@ fn an_item_is_acknowledged_when_it_is_durable_and_again_as_often_as_it_takes() {
     assert_eq!(item(&mut stage, true, 7, 1), [], "the device has it");
     let gone = presented(&stage, false, true, 7, 1);
     assert_eq!(acknowledged(&stage.input(gone)), [None]);
-    stage.restart(true, true);
+    restart(&mut stage);
     assert_eq!(item(&mut stage, false, 7, 1), [Some(7)]);
     assert_eq!(of_type(&stage, "unit.done").count(), 1);
     // The same number with other data: the item stands as it was told, the difference is kept.
@@ -442,6 +454,37 @@ fn an_item_is_acknowledged_when_it_is_durable_and_again_as_often_as_it_takes() {
         .map(|e| body(e)["item"].as_u64().unwrap())
         .collect();
     assert_eq!(items, [7, 10, 1, 2]);
+}
+
+// covers: POL-06, EVT-04
+#[test]
+fn a_device_is_told_nothing_before_its_gate_was_passed_over_this_very_connection() {
+    let mut stage = stage();
+    stage.input(head(0, &stage));
+    let asked = |stage: &mut Stage| {
+        let item = presented(stage, true, false, 7, 1);
+        let mut effects = stage.input(item);
+        effects.extend(stage.input(head(3, stage)));
+        let of = |effect: &Effect| match effect {
+            Effect::Acknowledge { connection, .. } | Effect::ReadRing { connection, .. } => {
+                Some(*connection)
+            }
+            _ => None,
+        };
+        effects.iter().filter_map(of).collect::<Vec<_>>()
+    };
+    stage.down();
+    assert_eq!(asked(&mut stage), []);
+    stage.connect();
+    assert_eq!(asked(&mut stage), []);
+    assert_eq!(
+        of_type(&stage, "unit.done").count(),
+        1,
+        "and yet it is told"
+    );
+    stage.gate(4711, 7, true);
+    let now = ConnectionNo(stage.connections);
+    assert_eq!(asked(&mut stage), [now, now]);
 }
 
 // covers: CFG-03
@@ -642,7 +685,7 @@ proptest! {
                     (over, full) = (false, false);
                 }
                 Step::Restart => {
-                    stage.restart(true, true);
+                    restart(&mut stage);
                     (over, full) = (false, false);
                 }
                 // At a moment when all was read, and where it cannot be taken for a wrap.
@@ -706,7 +749,7 @@ proptest! {
                     asked = None;
                 }
                 _ => {
-                    stage.restart(true, true);
+                    restart(&mut stage);
                     asked = None;
                 }
             }
@@ -762,10 +805,12 @@ proptest! {
                     asked = None;
                     let change = LinkChange::Down { reason: "cable".into() };
                     stage.input(Input::Link { machine: "press-1".into(), change });
+                    stage.up(7);
                 }
             }
         }
         stage.input(Input::Link { machine: "press-1".into(), change: LinkChange::Connecting });
+        stage.up(7);
         let mut request = wanted(stage.input(head(ring.head, &stage)));
         while let Some(some) = request {
             request = wanted(read(&mut stage, &mut ring, some, 0, false));

@@ -841,6 +841,13 @@ pub enum Action {
         /// The request id (u32) follows the arguments, so that the device can report it.
         request_id: bool,
     },
+    /// Write each argument to a place of its own, all of them in one frame (POL-11).
+    Scatter {
+        /// In the order of the arguments.
+        places: Vec<Address>,
+        /// Where the request id (u32, in the last argument's word order) goes, so that the device can report it.
+        request_id: Option<Address>,
+    },
     /// Hand the opcode and the arguments to the mailbox.
     Mailbox {
         /// The machine's number for it, 1 to 65535.
@@ -851,6 +858,24 @@ pub enum Action {
         /// What.
         order: Remote,
     },
+}
+
+impl Action {
+    /// Whether it writes to places of the device, other than those of its mailbox.
+    #[must_use]
+    pub fn is_write(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Scatter { .. })
+    }
+
+    /// Whether it writes the request id too.
+    #[must_use]
+    pub fn writes_request_id(&self) -> bool {
+        match self {
+            Self::Write { request_id, .. } => *request_id,
+            Self::Scatter { request_id, .. } => request_id.is_some(),
+            Self::Read { .. } | Self::Mailbox { .. } | Self::Remote { .. } => false,
+        }
+    }
 }
 
 /// One argument of a command.
@@ -952,4 +977,38 @@ pub struct Row {
     pub i_accept: Option<String>,
     /// Where each cell's value came from, by configuration key.
     pub origins: BTreeMap<String, Origin>,
+}
+
+impl Row {
+    /// Which word of the request id stands first: as in the last argument.
+    #[must_use]
+    pub fn id_order(&self) -> WordOrder {
+        self.args
+            .last()
+            .map(|arg| arg.word_order)
+            .unwrap_or_default()
+    }
+
+    /// Where each argument is written, in their order; `None`: to no place of its own.
+    #[must_use]
+    pub fn written(&self) -> Option<Vec<Scalar>> {
+        let mut next = match &self.action {
+            Action::Write { start, .. } => Some(*start),
+            _ => None,
+        };
+        let place = |(n, arg): (usize, &ArgSpec)| {
+            let address = match &self.action {
+                Action::Write { .. } => next?,
+                Action::Scatter { places, .. } => *places.get(n)?,
+                Action::Read { .. } | Action::Mailbox { .. } | Action::Remote { .. } => None?,
+            };
+            next = address.plus(arg.data_type.registers().into());
+            Some(Scalar {
+                address,
+                data_type: arg.data_type,
+                word_order: arg.word_order,
+            })
+        };
+        self.args.iter().enumerate().map(place).collect()
+    }
 }

@@ -1,12 +1,11 @@
 //! Owns: what a link that does not serve most likely suffers from, in plain words, and what else is worth asking.
-//! May call: link, rtu, serial of this room; core link types, sys's counters.
+//! May call: link, rtu, echo, serial of this room, its own parts; core link types, sys's counters.
 //! Never: send anything; call a guess a finding: each text says what was seen.
 
-use super::diagnose_c24;
 use super::link::LinkError;
 use super::matching::hex;
-use super::rtu;
 use super::serial::Trouble;
+use super::{diagnose_c24, diagnose_line, echo, rtu};
 use crate::core::contract::DeviceCode;
 use crate::core::melsec::{Code, Frame, Transport};
 use crate::core::serial::{ModbusRtu, Parity, Way};
@@ -17,8 +16,6 @@ use crate::sys::LineErrors;
 pub const TRIES_MAX: usize = 40;
 /// Most bytes shown in a text.
 const SHOWN_BYTES_MAX: usize = 24;
-/// Of so many characters one with a line error means settings, not noise.
-const ERROR_SHARE: u32 = 4;
 
 /// What was seen of a link that does not serve.
 #[derive(Clone, Debug)]
@@ -46,6 +43,15 @@ pub struct Diagnosis {
     pub text: String,
     /// What to look at, the likeliest first.
     pub mend: Vec<String>,
+}
+
+impl Facts<'_> {
+    /// What came beside the request's own bytes, where the line is known to give them back.
+    fn heard(&self) -> &[u8] {
+        let echoes = self.link.on_line().is_some_and(|line| line.echo);
+        let own = echo::own_bytes(self.sent, self.received).filter(|_| echoes);
+        &self.received[own.unwrap_or(0)..]
+    }
 }
 
 pub(super) fn found(code: &'static str, text: impl Into<String>, mend: &[&str]) -> Diagnosis {
@@ -159,8 +165,7 @@ fn unit_offline(address: &str, unit: u8, code: u32) -> Diagnosis {
 }
 
 fn exception(what: &str, code: &DeviceCode) -> Diagnosis {
-    let shown = super::exchange::shown(code);
-    let text = format!("the device is alive: it answers {what} with {shown}");
+    let text = format!("the device is alive: it answers {what} with {code}");
     let mend: &[&str] = match (code.family.as_str(), code.code) {
         ("modbus", 1) => &[
             "the device does not know this function: read another table (input for holding), or see its manual",
@@ -209,8 +214,11 @@ fn no_reply(facts: &Facts<'_>, why: &str) -> Diagnosis {
             &["compare the port, and whether it is set to UDP or TCP, with the PLC's parameters"],
         );
     }
-    match (facts.received, facts.link) {
+    match (facts.heard(), facts.link) {
         ([], _) if is_closed(why) => closed(facts),
+        ([], link) if link.on_line().is_some_and(|line| line.echo) && facts.received.is_empty() => {
+            diagnose_line::no_echo(facts.link, None)
+        }
         ([], LinkSpec::ModbusRtu(link)) => rtu_silent(link, facts.line_errors),
         ([], LinkSpec::ModbusTcp(link)) => found(
             "silent",
@@ -241,18 +249,8 @@ fn no_reply(facts: &Facts<'_>, why: &str) -> Diagnosis {
                 ],
             )
         }
-        ([], LinkSpec::C24(link)) => found(
-            "no_bytes",
-            format!(
-                "{}: station {} was asked in frame {} format {}, and no byte came back",
-                facts.link.address(),
-                link.route.station,
-                link.frame.name(),
-                link.format.number()
-            ),
-            diagnose_c24::LOOK_AT,
-        ),
-        (bytes, LinkSpec::C24(link)) => diagnose_c24::diagnose(link, bytes, why),
+        ([], LinkSpec::C24(link)) => diagnose_c24::silent(link, facts.line_errors),
+        (bytes, LinkSpec::C24(link)) => diagnose_c24::diagnose(facts, link, bytes, why),
         (bytes, LinkSpec::ModbusRtu(link)) => rtu_bytes(facts, link, bytes, why),
         (bytes, LinkSpec::ModbusTcp(link)) => tcp_bytes(link, bytes, why),
         (bytes, LinkSpec::Mc(link)) => mc_bytes(link.code, link.frame, bytes, why),
@@ -289,35 +287,16 @@ fn closed(facts: &Facts<'_>) -> Diagnosis {
     )
 }
 
-fn settings(link: &ModbusRtu) -> String {
-    match &link.way {
-        Way::Serial(line) => {
-            let parity = match line.parity {
-                Parity::None => "N",
-                Parity::Even => "E",
-                Parity::Odd => "O",
-            };
-            format!(
-                "{} baud {}{parity}{}",
-                line.baud, line.data_bits, line.stop_bits
-            )
-        }
-        Way::Tcp { .. } => "the server's serial settings".to_owned(),
-    }
-}
-
 fn rtu_silent(link: &ModbusRtu, errors: Option<LineErrors>) -> Diagnosis {
     let address = link.way.address();
-    if let Some(errors) = errors.filter(|e| e.framing + e.parity + e.breaks > 0) {
-        return line_errors(&address, link, errors);
+    if let Some(found) = diagnose_line::errors(&link.way, errors) {
+        return found;
     }
-    let counted = match errors {
-        Some(_) => "; the driver counted no line error either",
-        None => "",
-    };
+    let counted = diagnose_line::none_counted(errors);
+    let beside = diagnose_line::beside_echo(link.echo);
     let text = format!(
-        "{address}: unit {} was asked, and no byte came back{counted}: nothing hears the request, or nothing on the line \
-         feels addressed",
+        "{address}: unit {} was asked, and no byte came back{beside}{counted}: nothing hears the request, or nothing on \
+         the line feels addressed",
         link.unit
     );
     match link.way {
@@ -330,7 +309,7 @@ fn rtu_silent(link: &ModbusRtu, errors: Option<LineErrors>) -> Diagnosis {
                 format!(
                     "is it set to {}? At another baud rate or parity a device drops what it hears and stays silent; \
                      `--search` tries others",
-                    settings(link)
+                    diagnose_line::settings(&link.way)
                 ),
                 "on RS-485: does the driver switch the direction (board profile), and is the line terminated?".into(),
             ],
@@ -346,43 +325,7 @@ fn rtu_silent(link: &ModbusRtu, errors: Option<LineErrors>) -> Diagnosis {
     }
 }
 
-fn line_errors(address: &str, link: &ModbusRtu, errors: LineErrors) -> Diagnosis {
-    let counts = format!(
-        "{} framing errors, {} parity errors and {} breaks in {} characters",
-        errors.framing, errors.parity, errors.breaks, errors.received
-    );
-    let settings = settings(link);
-    if errors.framing == 0 && errors.breaks == 0 {
-        return found(
-            "wrong_parity",
-            format!(
-                "{address}: the driver counted {counts}: the device sends with another parity than {settings}"
-            ),
-            &["set parity as the device has it; without framing errors the baud rate fits"],
-        );
-    }
-    if errors.received / ERROR_SHARE > errors.framing + errors.parity {
-        return found(
-            "line_noise",
-            format!(
-                "{address}: the driver counted {counts}: the settings fit, and the line is disturbed"
-            ),
-            &["look at shield, bias and termination of the line, and at what runs beside it"],
-        );
-    }
-    found(
-        "wrong_baud",
-        format!(
-            "{address}: the driver counted {counts}: the device sends at another speed than {settings}"
-        ),
-        &[
-            "set baud, data bits and stop bits as the device has them; `--search` tries others",
-            "swapped A and B on RS-485 look the same",
-        ],
-    )
-}
-
-fn shown(bytes: &[u8]) -> String {
+pub(super) fn shown(bytes: &[u8]) -> String {
     let more = if bytes.len() > SHOWN_BYTES_MAX {
         " …"
     } else {
@@ -395,34 +338,16 @@ fn shown(bytes: &[u8]) -> String {
 fn rtu_bytes(facts: &Facts<'_>, link: &ModbusRtu, bytes: &[u8], why: &str) -> Diagnosis {
     let address = link.way.address();
     let request = facts.sent;
-    if !request.is_empty() && !link.echo && bytes.starts_with(request) {
-        let more = match bytes.len() > request.len() {
-            true => "the line gives back what is sent on it, before the reply",
-            false => {
-                "and nothing else: the line gives back what is sent on it, and no device answers"
-            }
-        };
-        return found(
-            "echo",
-            format!(
-                "{address}: the request's own bytes came back ({}); {more}",
-                shown(bytes)
-            ),
-            &[
-                "set echo = true in [link], or switch the transceiver's echo off (a two-wire adapter's receiver stays on)",
-            ],
-        );
+    if let Some(found) = diagnose_line::unexpected_echo(facts) {
+        return found;
     }
-    let other_first = !bytes.starts_with(request) && rtu::unit_of_sound_frame(bytes).is_some();
-    if link.echo && (why.contains("echo did not come") || other_first) {
-        return found(
-            "no_echo",
-            format!(
-                "{address}: echo = true, and the request's own bytes did not come back ({})",
-                shown(bytes)
-            ),
-            &["set echo = false in [link]: this line gives nothing back"],
-        );
+    // Here the line's own bytes are gone already, if they came.
+    let all = bytes.len() == facts.received.len();
+    if link.echo
+        && all
+        && (why.contains("echo did not come") || rtu::unit_of_sound_frame(bytes).is_some())
+    {
+        return diagnose_line::no_echo(facts.link, Some(bytes));
     }
     if let Some(unit) = rtu::unit_of_sound_frame(bytes).filter(|unit| *unit != link.unit) {
         return found(
@@ -444,11 +369,8 @@ fn rtu_bytes(facts: &Facts<'_>, link: &ModbusRtu, bytes: &[u8], why: &str) -> Di
             ],
         );
     }
-    if let Some(errors) = facts
-        .line_errors
-        .filter(|e| e.framing + e.parity + e.breaks > 0)
-    {
-        return line_errors(&address, link, errors);
+    if let Some(found) = diagnose_line::errors(&link.way, facts.line_errors) {
+        return found;
     }
     if bytes.first() == Some(&link.unit) && bytes.get(1) == request.get(1) {
         let what = match why.contains("check sum") {
@@ -690,7 +612,7 @@ fn other_lines(link: &ModbusRtu) -> Vec<(String, LinkSpec)> {
             unit,
             ..link.clone()
         };
-        let name = format!("{}, unit = {unit}", settings(&other));
+        let name = format!("{}, unit = {unit}", diagnose_line::settings(&other.way));
         all.push((name, LinkSpec::ModbusRtu(other)));
     };
     for parity in [Parity::Even, Parity::None, Parity::Odd] {

@@ -126,6 +126,14 @@ fn bytes_on_a_serial_line_tell_what_is_wrong() {
     assert_eq!(code_of(&serial(true), &late, &whole, None), "no_echo");
     let mbap = [0, 1, 0, 0, 0, 5, 1, 3, 2, 0, 7];
     assert_eq!(code_of(&link, &late, &mbap, None), "wrong_protocol");
+    // The echo that is expected came, and nothing else did: that is no reply that breaks off.
+    assert_eq!(code_of(&serial(true), &late, &REQUEST, None), "no_bytes");
+    assert_eq!(code_of(&serial(true), &late, &[], None), "no_echo");
+    let of_2_behind = [&REQUEST[..], &of_unit_2].concat();
+    assert_eq!(
+        code_of(&serial(true), &late, &of_2_behind, None),
+        "wrong_unit"
+    );
     let noisy = LinkError::Lost("/dev/ttyS0 does not fall silent: another master".into());
     assert_eq!(code_of(&link, &noisy, &[], None), "line_never_silent");
 }

@@ -57,13 +57,19 @@ impl Asked {
     }
 }
 
+/// Where the `request`'s own bytes end in what came, if they are there.
+pub(super) fn own_bytes(request: &[u8], came: &[u8]) -> Option<usize> {
+    (0..=BYTES_LOST_MAX).find_map(|lost| {
+        let own = request.get(lost..).filter(|own| !own.is_empty())?;
+        let at = came.windows(own.len()).position(|part| part == own)?;
+        Some(at + own.len())
+    })
+}
+
 /// Skips to the end of the request's own bytes.
 fn skip(request: &[u8], bytes: &[u8], frame_bytes_max: usize) -> Skip {
-    for lost in 0..=BYTES_LOST_MAX.min(request.len().saturating_sub(1)) {
-        let own = &request[lost..];
-        if let Some(at) = bytes.windows(own.len()).position(|part| part == own) {
-            return Skip::Echo(at + own.len());
-        }
+    if let Some(end) = own_bytes(request, bytes) {
+        return Skip::Echo(end);
     }
     // What is longer than two frames cannot be the beginning of an echo any more.
     match bytes.len().checked_sub(2 * frame_bytes_max) {

@@ -1,5 +1,5 @@
 //! Owns: the seam between protocols: what the link asks, how an exchange ended, what a device's code proves.
-//! May call: metered of this room; core contract, spec.
+//! May call: metered of this room; core contract, spec, spread.
 //! Never: know a frame; call anything proven that the protocol's own table does not.
 
 use super::matching::hex;
@@ -9,6 +9,7 @@ use super::scatter::Scattered;
 use crate::core::contract::{DeviceCode, Exchange, Outcome};
 use crate::core::melsec::Remote;
 use crate::core::spec::Address;
+use crate::core::spread::Part;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
@@ -21,6 +22,8 @@ pub(super) enum Ask {
     Read(Span),
     /// One frame that writes these from `start` on.
     Write { start: Address, words: Vec<u16> },
+    /// One frame that writes all of these.
+    Scatter(Vec<Part>),
     /// A remote operation.
     Remote(Remote),
     /// The words of several spans in one request, one span after another.
@@ -34,7 +37,10 @@ pub(super) enum Ask {
 impl Ask {
     /// Whether it can change the device.
     pub(super) fn is_order(&self) -> bool {
-        matches!(self, Self::Write { .. } | Self::Remote(_))
+        matches!(
+            self,
+            Self::Write { .. } | Self::Scatter(_) | Self::Remote(_)
+        )
     }
 }
 
@@ -80,20 +86,22 @@ impl Coded {
         }
     }
 
+    /// What it proves about a write of several places: no manual says that a CPU which refuses one of them has
+    /// looked at all before it wrote the first.
+    pub(super) fn of_scattered_write(mut self) -> Outcome {
+        if self.proof == Proof::RefusedPlace {
+            self.code.meaning += "; it may be one place of several, and the others written";
+            self.proof = Proof::Unclear;
+        }
+        self.of_write()
+    }
+
     /// What it proves about a read: "acknowledge" has nothing to accept.
     pub(super) fn of_read(self) -> Outcome {
         match self.proof {
             Proof::Accepted => Outcome::DeviceUnclear(self.code),
             _ => self.of_write(),
         }
-    }
-}
-
-/// A code as its manual writes it: `exception 02 (illegal data address)`, `end code C056 (…)`.
-pub(super) fn shown(code: &DeviceCode) -> String {
-    match code.family.as_str() {
-        "mc" => format!("end code {:04X} ({})", code.code, code.meaning),
-        _ => format!("exception {:02X} ({})", code.code, code.meaning),
     }
 }
 
@@ -148,6 +156,8 @@ pub(super) struct Called {
     pub(super) meter: Meter,
     /// How the request was identified on the wire; empty if it was not.
     pub(super) ident: String,
+    /// A whole reply came, and it answers some other request.
+    pub(super) other: bool,
 }
 
 impl Called {
@@ -165,6 +175,7 @@ impl Called {
             end: End::NotSent(why.into()),
             meter: Meter::default(),
             ident: String::new(),
+            other: false,
         }
     }
 
@@ -300,6 +311,7 @@ impl Framed {
         let exchange = exchange(self.line.clone(), &request, answered);
         let exchanged = timeout(self.timeout + self.codec.line_time(ask, &request), exchange).await;
         let mut meter = self.line.meter();
+        let mut other = false;
         let end = match exchanged {
             Ok(Ok(_)) if !answered => End::Unconfirmable("sent, unconfirmable".into()),
             Ok(Ok(frame)) => match self.codec.decode(ask, &frame) {
@@ -307,6 +319,7 @@ impl Framed {
                 Err(why) => {
                     count(&self.tally.misfits);
                     meter.replied_at = None;
+                    other = true;
                     broken(&meter, why)
                 }
             },
@@ -328,7 +341,12 @@ impl Framed {
         self.answered |= answered && end.is_matched();
         guard.matched = end.is_matched();
         let ident = self.codec.ident(ident);
-        Called { end, meter, ident }
+        Called {
+            end,
+            meter,
+            ident,
+            other,
+        }
     }
 }
 

@@ -95,8 +95,8 @@ impl Link {
             Probe::Readback { points } => {
                 let places: Vec<Scalar> = points.iter().map(|(_, at)| *at).collect();
                 let spans = merge(&places, self.limits.without_gaps());
-                match self.read_spans(&spans).await {
-                    Ok(words) => words
+                match self.read_apart(&spans).await {
+                    Ok((words, _)) => words
                         .values(points)
                         .map_or_else(ProbeAnswer::Failed, ProbeAnswer::Values),
                     Err(called) => self.probe_failed(&called, "the values"),

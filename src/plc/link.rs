@@ -2,14 +2,14 @@
 //! May call: the files of this room; core types, values.
 //! Never: send while in doubt, send anything twice, or say "connected" before a read was answered.
 
-use super::exchange::{Ask, Called, End, Proof, Session, shown};
+use super::exchange::{Ask, Called, End, Proof, Session};
 use super::gate::gate_places;
-use super::loopback::Loopback;
+use super::loopback::{self, Loopback};
 use super::metered::{Clock, Tally, count};
 use super::opener::Opener;
 use super::plan::{Limits, PointId, PollPlan, ReadRequest, Span, StepEnd, merge};
 use super::port::{Manners, Ports};
-use super::scatter::Scatter;
+use super::scatter::{How, Scatter, Scattered};
 use super::secrets::Secrets;
 use super::tap::Tap;
 use super::turns::{Purpose, Turn};
@@ -85,7 +85,7 @@ pub enum LinkError {
         meaning: String,
     },
     /// The device answers with a code of its own.
-    #[error("the device answers {what} with {}", shown(code))]
+    #[error("the device answers {what} with {code}")]
     Exception {
         /// What was read.
         what: String,
@@ -297,6 +297,8 @@ impl Link {
             })?);
             count(&self.tally.connects);
             self.scatter = self.limits.scatter;
+            // The reply to a request of whoever had the line before may still be on its way.
+            self.doubted |= !loopback::has_identity(&self.spec);
         }
         // What never answers is there as far as anybody can know.
         if self.spec.is_broadcast() {
@@ -304,14 +306,18 @@ impl Link {
             self.failures = 0;
             return Ok(());
         }
-        let proven = self.prove_line().await?;
+        let mut proven = self.prove_line().await?;
         let read = self.read_spans(&[self.probe]).await;
         match read {
             Ok(_) => {}
             // The unit itself has judged the request: it is alive.
             Err(called) if called.end.is_judged() => {}
-            Err(called) => return Err(self.error(&called, &self.probe.to_string())),
+            Err(called) => {
+                self.prove_after_read(false).await?;
+                return Err(self.error(&called, &self.probe.to_string()));
+            }
         }
+        proven |= self.prove_after_read(true).await?;
         // That may have been the late reply to an earlier request, and its own reply comes only now: it must
         // not be taken for the next one's.
         if let (true, Some(port), Some(manners)) = (
@@ -422,21 +428,9 @@ impl Link {
             Job::Read { points } => self.run_read(points).await,
             Job::Write { start, words } => {
                 let (start, words) = (*start, words.clone());
-                let called = self.call(&Ask::Write { start, words }).await;
-                let outcome = match (write_outcome(&called.end), &self.spec) {
-                    // An end code is no echo: it says that the request was done, and repeats nothing of it.
-                    (Outcome::DeviceReplied(Reply::WriteEcho), LinkSpec::Mc(_)) => {
-                        let by = "the device answered: end code 0000".into();
-                        Outcome::DeviceReplied(Reply::Confirmed { by })
-                    }
-                    (Outcome::DeviceReplied(Reply::WriteEcho), LinkSpec::C24(_)) => {
-                        let by = "the serial module acknowledged the write (ACK)".into();
-                        Outcome::DeviceReplied(Reply::Confirmed { by })
-                    }
-                    (outcome, _) => outcome,
-                };
-                called.exchange(outcome)
+                self.run_write(&Ask::Write { start, words }).await
             }
+            Job::Scatter { parts } => self.run_write(&Ask::Scatter(parts.clone())).await,
             Job::Remote(order) => self.run_remote(*order).await,
             Job::Mailbox(request) => self.run_mailbox(request).await,
         }
@@ -449,6 +443,27 @@ impl Link {
         self.deadline.is_some_and(|deadline| !valid(deadline))
     }
 
+    async fn run_write(&mut self, ask: &Ask) -> Exchange {
+        let called = self.call(ask).await;
+        let outcome = match (&called.end, ask) {
+            (End::Code(coded), Ask::Scatter(_)) => coded.clone().of_scattered_write(),
+            (end, _) => write_outcome(end),
+        };
+        let outcome = match (outcome, &self.spec) {
+            // An end code is no echo: it says that the request was done, and repeats nothing of it.
+            (Outcome::DeviceReplied(Reply::WriteEcho), LinkSpec::Mc(_)) => {
+                let by = "the device answered: end code 0000".into();
+                Outcome::DeviceReplied(Reply::Confirmed { by })
+            }
+            (Outcome::DeviceReplied(Reply::WriteEcho), LinkSpec::C24(_)) => {
+                let by = "the serial module acknowledged the write (ACK)".into();
+                Outcome::DeviceReplied(Reply::Confirmed { by })
+            }
+            (outcome, _) => outcome,
+        };
+        called.exchange(outcome)
+    }
+
     async fn run_read(&mut self, points: &[(String, Scalar)]) -> Exchange {
         let places: Vec<Scalar> = points.iter().map(|(_, at)| *at).collect();
         let wide = merge(&places, self.limits.over_gaps());
@@ -456,12 +471,16 @@ impl Link {
         if wide.is_empty() {
             return not_sent("nothing to read".into());
         }
-        let mut read = self.read_spans_traced(&wide).await;
+        let apart = wide.len() > 1 && self.scatter.over(&narrow).is_some();
+        let mut read = match apart {
+            true => self.read_apart(&narrow).await,
+            false => self.read_spans_traced(&wide).await,
+        };
         let refused = matches!(
             &read,
             Err(Called { end: End::Code(coded), .. }) if coded.proof == Proof::RefusedPlace
         );
-        if refused && narrow != wide {
+        if refused && !apart && narrow != wide {
             read = self.read_spans_traced(&narrow).await;
         }
         match read {
@@ -486,7 +505,7 @@ impl Link {
         let end = match &read {
             Ok(_) => StepEnd::Read,
             Err(called) => match &called.end {
-                end if end.is_unknown_command() && self.knows_not(step) => StepEnd::Again,
+                end if end.is_unknown_command() && self.tries_otherwise(step) => StepEnd::Again,
                 End::Code(coded) => match coded.proof {
                     Proof::RefusedPlace | Proof::RefusedLength => {
                         StepEnd::Refused(coded.code.clone())
@@ -561,6 +580,10 @@ impl Link {
         let Some(scattered) = &step.scattered else {
             return self.read_spans(&step.spans).await;
         };
+        Ok(self.read_scattered(scattered).await?.0)
+    }
+
+    async fn read_scattered(&mut self, scattered: &Scattered) -> Result<(Words, Called), Called> {
         let called = self.call(&Ask::Scattered(scattered.clone())).await;
         let End::Words(all) = &called.end else {
             return Err(called);
@@ -572,24 +595,36 @@ impl Link {
             words.0.push((*span, own.to_vec()));
             rest = others;
         }
-        Ok(words)
+        Ok((words, called))
     }
 
-    /// Takes note that the device does not know the request for a step's scattered places; `false`: it was
-    /// another request. Until the next connection they are read in another way.
-    fn knows_not(&mut self, step: &ReadRequest) -> bool {
-        let Some(scattered) = &step.scattered else {
-            return false;
-        };
-        self.scatter = self.scatter.without(scattered.how);
+    /// Places that stand apart: by one request if the device knows one for them, and otherwise one after another.
+    pub(super) async fn read_apart(&mut self, spans: &[Span]) -> Result<(Words, Called), Called> {
+        while let Some(scattered) = self.scatter.over(spans) {
+            match self.read_scattered(&scattered).await {
+                Err(called) if called.end.is_unknown_command() => self.knows_not(scattered.how),
+                read => return read,
+            }
+        }
+        self.read_spans_traced(spans).await
+    }
+
+    /// The device does not know the request of `step`, which another may do; `false`: none may.
+    fn tries_otherwise(&mut self, step: &ReadRequest) -> bool {
+        let how = step.scattered.as_ref().map(|scattered| scattered.how);
+        how.map(|how| self.knows_not(how)).is_some()
+    }
+
+    /// Takes note that the device does not know these requests: until the next connection scattered places are
+    /// read in another way.
+    fn knows_not(&mut self, how: How) {
+        self.scatter = self.scatter.without(how);
         if !std::mem::replace(&mut self.scatter_noted, true) {
             log::warn!(
-                "{}: the device does not know {}: scattered places take more requests",
-                self.spec.address(),
-                scattered.how
+                "{}: the device does not know {how}: scattered places take more requests",
+                self.spec.address()
             );
         }
-        true
     }
 
     /// Where the bytes of this link can be looked at.
@@ -610,21 +645,24 @@ impl Link {
         self.probe
     }
 
-    /// That read again, and here a refusal is an error too: to be alive is not yet to give what is asked for.
+    /// That read again, and here a refusal is an error too: to be alive is not yet to give what is asked for. With the
+    /// time from its first byte to the last of its reply, in nanoseconds.
     ///
     /// # Errors
     /// [`LinkError`].
-    pub async fn ask_proof(&mut self) -> Result<(), LinkError> {
-        match self.read_spans(&[self.probe]).await {
-            Ok(_) => Ok(()),
-            Err(called) => Err(self.error(&called, &self.probe.to_string())),
-        }
+    pub async fn ask_proof(&mut self) -> Result<Option<u64>, LinkError> {
+        let (_, called) = self
+            .read_spans_traced(&[self.probe])
+            .await
+            .map_err(|called| self.error(&called, &self.probe.to_string()))?;
+        let stamps = called.meter.sent_at.zip(called.meter.replied_at);
+        Ok(stamps.map(|(sent, replied)| crate::core::time::elapsed_ns(&sent, &replied)))
     }
 
-    /// Asks the CPU's model; `None`: the protocol has no such request, or the device says nothing of the kind.
+    /// Asks the CPU's model; `None`: the protocol has no such request, or the device answers it with a code.
     ///
     /// # Errors
-    /// [`LinkError`]: the connection did not survive it.
+    /// [`LinkError`]: no reply to it came, and the connection is closed.
     pub async fn ask_model(&mut self) -> Result<Option<Model>, LinkError> {
         let has_model = match &self.spec {
             LinkSpec::Mc(_) => true,

@@ -2,7 +2,7 @@
 //! May call: link and exchange of this room; core mailbox.
 //! Never: commit a block that was not read back as written; call anything sent before the commit frame.
 
-use super::exchange::{Ask, Called, End, shown};
+use super::exchange::{Ask, Called, End};
 use super::link::{Link, TOO_LATE, not_sent, write_outcome};
 use crate::core::contract::{Exchange, MailboxBlocks, MailboxEcho, MailboxRequest, Outcome, Reply};
 use crate::core::mailbox::{
@@ -188,6 +188,9 @@ impl Link {
         let look = match judge(&blocks, spec.word_order, handover.id, boot) {
             Verdict::Done(echo) => Look::Final(recorded(echo)),
             Verdict::Pending => Look::Taken,
+            Verdict::CutOff => {
+                Look::Lost("the PLC took it and restarted before it said that it was done".into())
+            }
             Verdict::Rebooted => Look::Lost("the PLC restarted after the commit".into()),
             Verdict::Forgotten => Look::Lost("the PLC's ring has moved on past this id".into()),
             Verdict::Corrupt(_) => Look::Open,
@@ -229,7 +232,7 @@ enum Look {
 fn told(end: &End) -> String {
     match end {
         End::NotSent(why) | End::PartlySent(why) | End::NoReply(why) => why.clone(),
-        End::Code(coded) => shown(&coded.code),
+        End::Code(coded) => coded.code.to_string(),
         End::Words(_) | End::Model(..) | End::Echo | End::Unconfirmable(_) => {
             "not what was asked for".into()
         }

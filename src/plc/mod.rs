@@ -4,11 +4,13 @@
 
 pub mod diagnose;
 mod diagnose_c24;
+mod diagnose_line;
 mod echo;
 mod exchange;
 #[cfg(feature = "test-hooks")]
 pub(crate) mod fuzz;
 mod gate;
+mod holders;
 pub mod link;
 mod loopback;
 mod mailbox;

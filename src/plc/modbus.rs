@@ -104,7 +104,12 @@ impl Session {
             [high, low, _, _, _, _, unit, ..] => format!("tid=0x{high:02x}{low:02x} unit={unit}"),
             _ => String::new(),
         };
-        Called { end, meter, ident }
+        Called {
+            end,
+            meter,
+            ident,
+            other: false,
+        }
     }
 }
 
@@ -153,6 +158,7 @@ pub(super) fn request(ask: &Ask) -> Result<Request<'static>, String> {
         Ask::Read(span) => read_request(*span),
         Ask::Write { start, words } => write_request(*start, words),
         Ask::Remote(order) => Err(format!("Modbus has no remote {}", order.name())),
+        Ask::Scatter(_) => Err("Modbus writes neighbouring places only".into()),
         Ask::Scattered(_) => Err("Modbus reads neighbouring places only".into()),
         Ask::Model | Ask::Loopback(_) => Err("Modbus has no such request here".into()),
     }

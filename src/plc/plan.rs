@@ -2,7 +2,6 @@
 //! May call: core spec.
 //! Never: tear a value over two requests; forget a refusal within the run.
 
-use super::exchange::shown;
 use super::scatter::{Scatter, Scattered};
 use crate::core::contract::DeviceCode;
 use crate::core::spec::{Area, EventKind, LinkSpec, MachineSpec, Scalar, Value};
@@ -405,14 +404,19 @@ impl PollPlan {
             Some(format!(
                 "the device refuses {} with {}; check the address in the machine's file",
                 places.join(", "),
-                shown(code)
+                code
             ))
         };
         self.blocks.iter().filter_map(note).collect()
     }
 
     fn step(&self, number: usize, block: &Block) -> ReadRequest {
-        let points: Vec<Point> = block.units.iter().flat_map(|u| u.points.clone()).collect();
+        let points: Vec<Point> = block
+            .units
+            .iter()
+            .flat_map(|unit| &unit.points)
+            .cloned()
+            .collect();
         let places: Vec<Scalar> = points.iter().map(|point| point.at).collect();
         let in_pieces = block.units.iter().any(|unit| unit.in_pieces);
         let guard = block.units.iter().find_map(|unit| unit.guard);

@@ -12,6 +12,7 @@ use crate::core::serial::{ModbusRtu, Parity, SerialLine};
 use crate::core::spec::{
     Address, DataType, GateSpec, LinkSpec, MachineSpec, ModbusArea, Scalar, Tag, WordOrder,
 };
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::TcpListener;
 
@@ -79,15 +80,66 @@ fn value(unit: u8, value: u16) -> Vec<u8> {
     [&body[..], &crc(&body).to_le_bytes()].concat()
 }
 
-/// Answers each read with the register's own number, as late as `late` has it, in the order of the requests.
-async fn serve(mut far: impl AsyncRead + AsyncWrite + Unpin, mut late: impl FnMut() -> Duration) {
+/// What the device at the far end has seen of writes.
+#[derive(Default)]
+struct Written {
+    /// The one under way is to be lost: no effect, no reply.
+    lose: AtomicBool,
+    /// Those that had an effect.
+    done: AtomicU32,
+}
+
+/// Answers each read with the register's own number, as late as `late` has it, in the order of the requests; a write
+/// is acknowledged after the timeout, or lost.
+async fn serve(
+    mut far: impl AsyncRead + AsyncWrite + Unpin,
+    mut late: impl FnMut() -> Duration,
+    written: Arc<Written>,
+) {
     let mut request = [0; 8];
     while far.read_exact(&mut request).await.is_ok() {
-        tokio::time::sleep(late()).await;
         let register = u16::from_be_bytes([request[2], request[3]]);
-        if far.write_all(&value(request[0], register)).await.is_err() {
+        let reply = match request[1] {
+            6 if written.lose.load(Relaxed) => continue,
+            6 => {
+                written.done.fetch_add(1, Relaxed);
+                tokio::time::sleep(Duration::from_millis(LATE_MS)).await;
+                request.to_vec()
+            }
+            _ => {
+                tokio::time::sleep(late()).await;
+                value(request[0], register)
+            }
+        };
+        if far.write_all(&reply).await.is_err() {
             return;
         }
+    }
+}
+
+/// A write that is acknowledged late, and the same again, which is lost: not one byte tells the acknowledgement of the
+/// first from one of the second.
+async fn pair(link: &mut Link, written: &Written, round: u16) {
+    let job = Job::Write {
+        start: holding(900).address,
+        words: vec![round],
+    };
+    let before = written.done.load(Relaxed);
+    let first = link.run(&job).await.outcome;
+    assert!(matches!(first, Outcome::SentNoReply { .. }), "{first:?}");
+    until_connected(link).await;
+    written.lose.store(true, Relaxed);
+    let second = link.run(&job).await.outcome;
+    written.lose.store(false, Relaxed);
+    assert!(matches!(second, Outcome::SentNoReply { .. }), "{second:?}");
+    assert_eq!(written.done.load(Relaxed), before + 1);
+}
+
+async fn until_connected(link: &mut Link) {
+    let until = Instant::now() + Duration::from_secs(30);
+    while !link.is_connected() {
+        let tried = link.connect().await;
+        assert!(tried.is_ok() || Instant::now() < until, "{tried:?}");
     }
 }
 
@@ -108,11 +160,16 @@ fn lateness(seed: u64) -> impl FnMut() -> Duration + Send + 'static {
     }
 }
 
+/// How late a write is acknowledged, in milliseconds: after the timeout, and before the line has settled.
+const LATE_MS: u64 = 55;
+
 /// One line's rounds: how many were answered, how many were not.
 async fn rounds(over_tcp: bool, seed: u64) -> (u32, u32) {
     const ROUNDS: u16 = 20;
     let mut spec = link(1, false);
     (spec.timeout_ms, spec.settle_ms) = (20, 90);
+    let written = Arc::<Written>::default();
+    let shown = Arc::clone(&written);
     let (mut link, device) = if over_tcp {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (host, port) = ("127.0.0.1".into(), listener.local_addr().unwrap().port());
@@ -121,17 +178,22 @@ async fn rounds(over_tcp: bool, seed: u64) -> (u32, u32) {
         let device = tokio::spawn(async move {
             for connection in 0.. {
                 let (far, _) = listener.accept().await.unwrap();
-                tokio::spawn(serve(far, lateness(seed << 16 | connection)));
+                let late = lateness(seed << 16 | connection);
+                tokio::spawn(serve(far, late, Arc::clone(&shown)));
             }
         });
         (link, device)
     } else {
         spec.way = serial_line(115_200);
         let (link, _, far) = on_pipe(&spec);
-        (link, tokio::spawn(serve(far, lateness(seed))))
+        (link, tokio::spawn(serve(far, lateness(seed), shown)))
     };
     let (mut good, mut none) = (0, 0);
     for round in 0..ROUNDS {
+        if round % 5 == 4 {
+            until_connected(&mut link).await;
+            pair(&mut link, &written, round).await;
+        }
         if !link.is_connected() && link.connect().await.is_err() {
             none += 1;
             continue;
@@ -203,9 +265,10 @@ async fn a_late_reply_that_waited_for_the_next_request_is_found_out_by_what_foll
     device.abort();
 }
 
-// covers: F025
+// covers: F025, F027
 #[tokio::test]
 async fn a_request_goes_out_only_after_three_and_a_half_characters_of_silence() {
+    const ROUNDS: u16 = 500;
     let mut first = link(1, false);
     first.way = serial_line(9_600);
     first.settle_ms = 10;
@@ -223,7 +286,7 @@ async fn a_request_goes_out_only_after_three_and_a_half_characters_of_silence() 
         let mut request = [0; 8];
         let mut last = None;
         let mut least = Duration::MAX;
-        for _ in 0..102 {
+        for _ in 0..2 * ROUNDS + 2 {
             far.read_exact(&mut request).await.unwrap();
             if let Some(last) = last {
                 least = least.min(Instant::now() - last);
@@ -238,13 +301,18 @@ async fn a_request_goes_out_only_after_three_and_a_half_characters_of_silence() 
     for link in &mut links {
         link.connect().await.unwrap();
     }
-    for round in 0..50 {
+    for round in 0..ROUNDS {
         for link in &mut links {
             assert_eq!(read(link, round).await, Some(round.into()));
         }
     }
     let least = device.await.unwrap();
     assert!(least >= Duration::from_micros(4_010), "{least:?}");
+    // Each was answered before the sender had done anything else.
+    for link in &links {
+        let counters = link.counters();
+        assert!(counters.contains(&("timeouts".into(), 0)), "{counters:?}");
+    }
 }
 
 // covers: F019, F013

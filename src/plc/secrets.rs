@@ -23,22 +23,28 @@ impl Secrets {
             .commands
             .iter()
             .filter(|row| row.args.iter().any(|arg| arg.secret));
-        let places = secret.filter_map(|row| match &row.action {
+        let places = secret.flat_map(|row| match &row.action {
             Action::Write { start, request_id } => {
                 let words = row.args.iter().map(|arg| match start.area().is_bits() {
                     true => 1,
                     false => u32::from(arg.data_type.registers()),
                 });
                 let id = if *request_id { 2 } else { 0 };
-                Some(reach(*start, words.sum::<u32>() + id))
+                vec![reach(*start, words.sum::<u32>() + id)]
+            }
+            Action::Scatter { places, .. } => {
+                let args = row.args.iter().zip(places).filter(|(arg, _)| arg.secret);
+                args.map(|(arg, at)| reach(*at, arg.data_type.registers().into()))
+                    .collect()
             }
             Action::Mailbox { .. } => {
                 let words = u32::try_from(COMMAND_WORDS).unwrap_or(u32::MAX);
                 spec.mailbox
-                    .as_ref()
+                    .iter()
                     .map(|mailbox| reach(mailbox.command, words))
+                    .collect()
             }
-            Action::Read { .. } | Action::Remote { .. } => None,
+            Action::Read { .. } | Action::Remote { .. } => Vec::new(),
         });
         Self(places.collect())
     }
@@ -56,6 +62,12 @@ impl Secrets {
             }
             Ask::Scattered(read) => {
                 return read.spans.iter().any(|span| self.touch(&Ask::Read(*span)));
+            }
+            Ask::Scatter(parts) => {
+                return parts.iter().any(|(start, words)| {
+                    let (start, words) = (*start, words.clone());
+                    self.touch(&Ask::Write { start, words })
+                });
             }
             Ask::Remote(_) | Ask::Model | Ask::Loopback(_) => return false,
         };

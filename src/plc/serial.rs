@@ -1,21 +1,19 @@
 //! Owns: opening a serial port, for this process alone, and saying why it cannot be opened.
-//! May call: sys (the direction of an RS-485 line); core serial; the serial port's driver.
+//! May call: holders of this room; sys (the direction of an RS-485 line); core serial; the serial port's driver.
 //! Never: keep what a name meant: the path is followed anew at every opening; wait for the port on the runtime.
 
+use super::holders;
 use super::metered::Wire;
 use crate::core::serial::{Parity, SerialLine};
 use std::fs;
 use std::io::{Error, Result};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Once;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_serial::{ClearBuffer, DataBits, FlowControl, SerialPort as _, SerialStream, StopBits};
-
-/// Most processes that are looked at for who holds a port.
-const PROCESSES_MAX: usize = 10_000;
 
 /// Opens the port: locked against others (`TIOCEXCL` and `flock`), raw, without flow control, its buffers empty.
 ///
@@ -28,7 +26,33 @@ pub(super) async fn open(line: &SerialLine) -> Result<Box<dyn Wire>> {
     opened.map_err(Error::other)?
 }
 
+/// Said once: it is so at every opening.
+static BLINDNESS: Once = Once::new();
+
+/// Fails where another process has the port open, though it has not locked it.
+fn must_be_alone(path: &str) -> Result<()> {
+    let seen = holders::look(path);
+    let others = seen.others();
+    if !others.is_empty() {
+        return Err(Error::other(format!(
+            "serial port {path} is in use by {}, without a lock: nothing is sent while two have it; end that process",
+            others.join(", ")
+        )));
+    }
+    if seen.is_blind {
+        BLINDNESS.call_once(|| {
+            log::info!(
+                "{path}: what processes of other users have open cannot be seen: whether one of them has this port \
+                 without a lock is not known (`sudo fuser {path}` tells)"
+            );
+        });
+    }
+    Ok(())
+}
+
 fn open_now(line: &SerialLine) -> Result<Box<dyn Wire>> {
+    // Before: the opening would change the settings under whoever has it.
+    must_be_alone(&line.path)?;
     let builder = tokio_serial::new(&line.path, line.baud)
         .data_bits(match line.data_bits {
             7 => DataBits::Seven,
@@ -45,6 +69,8 @@ fn open_now(line: &SerialLine) -> Result<Box<dyn Wire>> {
         })
         .flow_control(FlowControl::None);
     let stream = SerialStream::open(&builder).map_err(|e| refused(&line.path, &e.to_string()))?;
+    // After: whoever came in between came before the lock.
+    must_be_alone(&line.path)?;
     if line.rs485 {
         crate::sys::set_rs485(stream.as_raw_fd()).map_err(|e| {
             let path = &line.path;
@@ -83,9 +109,13 @@ pub fn trouble(path: &str) -> Trouble {
     if access(path, Access::READ_OK | Access::WRITE_OK) == Err(rustix::io::Errno::ACCESS) {
         return Trouble::Forbidden { group: group(path) };
     }
-    match holders(path) {
-        none if none.is_empty() => Trouble::Other,
-        holders => Trouble::InUse(holders),
+    let seen = holders::look(path);
+    match (seen.all.as_slice(), seen.others()) {
+        ([], _) => Trouble::Other,
+        (all, others) if others.is_empty() => {
+            Trouble::InUse(all.iter().map(ToString::to_string).collect())
+        }
+        (_, others) => Trouble::InUse(others),
     }
 }
 
@@ -119,39 +149,15 @@ fn refused(path: &str, why: &str) -> Error {
     Error::other(text)
 }
 
-/// The processes that have the device open, as far as this user may see.
-fn holders(path: &str) -> Vec<String> {
-    let Ok(device) = fs::canonicalize(path) else {
-        return Vec::new();
-    };
-    let Ok(processes) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let mut found = Vec::new();
-    for process in processes.flatten().take(PROCESSES_MAX) {
-        let name = process.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
-            continue;
-        };
-        if has_open(&process.path().join("fd"), &device) {
-            let command = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            let own = match pid == std::process::id() {
-                true => ", this gateway, by another name or other settings",
-                false => "",
-            };
-            found.push(format!("process {pid} ({}{own})", command.trim()));
-        }
-    }
-    found
-}
-
-fn has_open(descriptors: &Path, device: &PathBuf) -> bool {
-    let open = |entry: fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|to| to == *device);
-    fs::read_dir(descriptors).is_ok_and(|all| all.flatten().any(open))
-}
-
 /// A port whose `flush` does not wait: the driver's waits on the thread that calls it until the last bit has left.
 struct SerialWire(SerialStream);
+
+impl Drop for SerialWire {
+    // A driver waits at the close, up to half a minute, until what it still holds has left: a stuck line never takes it.
+    fn drop(&mut self) {
+        self.discard_unsent();
+    }
+}
 
 impl AsyncRead for SerialWire {
     fn poll_read(
@@ -194,3 +200,7 @@ impl Wire for SerialWire {
         let _ = self.0.clear(ClearBuffer::Output);
     }
 }
+
+#[cfg(test)]
+#[path = "serial_tests.rs"]
+mod tests;

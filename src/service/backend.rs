@@ -5,7 +5,8 @@
 use super::alarm_log::mend;
 use super::clock::Clock;
 use super::engine::{Message, Snapshot, Switchboard};
-use super::machine_task::{Errand, Shared};
+use super::errand::Errand;
+use super::machine_task::Shared;
 use super::probe::trace_line;
 use super::progress::Progress;
 use super::sink_state::SinkShared;
@@ -803,7 +804,9 @@ impl Backend for Gate {
 
 /// A place that was typed, unless a secret argument is written to it.
 fn place_as_tag(spec: &MachineSpec, text: &str) -> Option<Tag> {
-    let at = parse_place(&spec.link, text).filter(|at| !is_secret(spec, at))?;
+    let at = parse_place(&spec.link, text)
+        .ok()
+        .filter(|at| !is_secret(spec, at))?;
     Some(Tag {
         name: text.to_owned(),
         at,

@@ -4,7 +4,7 @@
 
 use super::alarm_log::AlarmLog;
 use super::clock::Clock;
-use super::machine_task::Errand;
+use super::errand::Errand;
 use super::progress::{BEAT_MS_MAX, Beat};
 use crate::core::gateway::{
     Act, Alarm, Answer, CORRECTION, Correction, Effect, Gateway, Input, Output, Refusal, Settings,
@@ -554,58 +554,19 @@ impl Engine {
     }
 
     fn perform(&mut self, round: &mut Round, effect: Effect) {
-        let (machine, errand) = match effect {
-            Effect::Answer { token, answer } => {
-                failpoint!("engine.before-answer");
-                if let Some(reply) = round.waiters.remove(&token) {
-                    // A caller that went away asks again with the same id.
-                    let _ = reply.send(*answer);
-                }
-                return;
+        if let Effect::Answer { token, answer } = effect {
+            failpoint!("engine.before-answer");
+            if let Some(reply) = round.waiters.remove(&token) {
+                // A caller that went away asks again with the same id.
+                let _ = reply.send(*answer);
             }
-            Effect::Run {
-                machine,
-                operation,
-                attempt,
-                job,
-                deadline,
-            } => {
-                failpoint!("engine.before-run");
-                (
-                    machine,
-                    Errand::Run {
-                        operation,
-                        attempt,
-                        job,
-                        deadline,
-                    },
-                )
-            }
-            Effect::ReadGate { machine } => (machine, Errand::ReadGate),
-            Effect::Probe {
-                machine,
-                operation,
-                probe,
-            } => (machine, Errand::Probe { operation, probe }),
-            Effect::Burn { machine, request } => (machine, Errand::Burn { request }),
-            Effect::Acknowledge {
-                machine,
-                event_type,
-                item,
-            } => (machine, Errand::Acknowledge { event_type, item }),
-            Effect::ReadRing {
-                machine,
-                event_type,
-                first,
-                count,
-            } => (
-                machine,
-                Errand::ReadRing {
-                    event_type,
-                    first,
-                    count,
-                },
-            ),
+            return;
+        }
+        if let Effect::Run { .. } = effect {
+            failpoint!("engine.before-run");
+        }
+        let Some((machine, errand)) = Errand::of(effect) else {
+            return;
         };
         // While a machine's task is exchanged nobody takes them: then nothing was sent, and that is known.
         if let Err(errand) = self.board.send(&machine, errand) {

@@ -4,14 +4,15 @@
 
 use super::clock::Clock;
 use super::engine::Message;
+use super::errand::Errand;
 use super::progress::{BEAT_MS_MAX, Beat};
 use crate::api::backend::TagStatus;
-use crate::core::contract::{Exchange, Job, MailboxRequest, Outcome, Probe, ProbeAnswer, Reply};
+use crate::core::contract::{Job, Outcome, Reply};
 use crate::core::gateway::{Input, LinkChange};
-use crate::core::ids::{AttemptId, OperationId};
+use crate::core::ids::ConnectionNo;
 use crate::core::machine::identity_mismatch;
-use crate::core::spec::{EventKind, MachineSpec, Quality, Scalar, Value};
-use crate::core::time::{Deadline, NS_PER_MS, Stamp};
+use crate::core::spec::{EventKind, MachineSpec, Quality, Value};
+use crate::core::time::{NS_PER_MS, Stamp};
 use crate::failpoint;
 use crate::plc::link::{Link, Model, Reading};
 use crate::plc::plan::{PointId, PollPlan};
@@ -19,128 +20,18 @@ use crate::plc::port::Ports;
 use crate::plc::source::SourcePlan;
 use crate::plc::tap::Tap;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 /// A tag that has not been read for so many of its cycles is stale.
 const STALE_CYCLES_MAX: u64 = 3;
+/// Between two log lines about a machine that is not reached, in milliseconds.
+const UNREACHED_LOG_MS_MIN: u64 = 60_000;
 /// What is said of a value that some other device gives.
 pub(super) const NOT_OURS: &str = "config_mismatch: another device, or another program, answers";
-
-/// What the engine, or a reader, wants of the machine.
-pub enum Errand {
-    /// Hand a job over; the answer is [`Input::Exchanged`].
-    Run {
-        /// For which operation.
-        operation: OperationId,
-        /// In which try.
-        attempt: AttemptId,
-        /// What.
-        job: Job,
-        /// Not to be handed over at or after this.
-        deadline: Option<Deadline>,
-    },
-    /// Read the gate; the answer is [`Input::Gate`].
-    ReadGate,
-    /// Look into an outcome; the answer is [`Input::Probed`].
-    Probe {
-        /// For which operation.
-        operation: OperationId,
-        /// What to read.
-        probe: Probe,
-    },
-    /// Give a mailbox id up; the answer is [`Input::Burned`].
-    Burn {
-        /// The no-op.
-        request: MailboxRequest,
-    },
-    /// Set or clear a handshake's acknowledgement; nothing answers.
-    Acknowledge {
-        /// Which source.
-        event_type: String,
-        /// While the device presents this item; `None`: clear it.
-        item: Option<u32>,
-    },
-    /// Read entries of a ring; the answer is [`Input::RingRead`].
-    ReadRing {
-        /// Which source.
-        event_type: String,
-        /// The first entry's number.
-        first: u32,
-        /// How many at most.
-        count: u16,
-    },
-    /// Read values now, for somebody who waits.
-    Read {
-        /// What.
-        points: Vec<(String, Scalar)>,
-        /// For whom.
-        reply: oneshot::Sender<Result<Vec<(String, Value)>, String>>,
-    },
-}
-
-impl Errand {
-    /// Whether the core decides it only behind an open gate. One that was decided while the connection before this
-    /// one stood may come late: a commit is slow, a link is back soon (POL-06).
-    fn wants_gate(&self) -> bool {
-        !matches!(self, Self::ReadGate | Self::Read { .. })
-    }
-
-    /// Whether it is part of taking events, which gives way to commands (SEND-07).
-    fn is_of_source(&self) -> bool {
-        matches!(self, Self::Acknowledge { .. } | Self::ReadRing { .. })
-    }
-
-    /// It was not done, and no byte was sent for it: what the engine is to hear of that.
-    pub fn refused(self, machine: &str, reason: &str) -> Option<Input> {
-        let machine = machine.to_owned();
-        let why = format!("not connected: {reason}");
-        let not_sent = |why| Exchange {
-            outcome: Outcome::NotSent { why },
-            bytes_sent: 0,
-            bytes_total: 0,
-            request_ident: String::new(),
-            sent_at: None,
-            replied_at: None,
-            reply: Vec::new(),
-        };
-        Some(match self {
-            Self::Run {
-                operation, attempt, ..
-            } => Input::Exchanged {
-                machine,
-                operation,
-                attempt,
-                exchange: not_sent(why),
-            },
-            Self::ReadGate => Input::Gate {
-                machine,
-                reading: Err(why),
-            },
-            Self::Probe { operation, .. } => Input::Probed {
-                machine,
-                operation,
-                answer: ProbeAnswer::Failed(why),
-            },
-            Self::Burn { .. } => Input::Burned {
-                machine,
-                exchange: not_sent(why),
-            },
-            Self::ReadRing { event_type, .. } => Input::RingRead {
-                machine,
-                event_type,
-                reading: Err(why),
-            },
-            // It is decided anew at the next look.
-            Self::Acknowledge { .. } => return None,
-            Self::Read { reply, .. } => {
-                let _ = reply.send(Err(why));
-                return None;
-            }
-        })
-    }
-}
 
 /// What everybody may see of a machine.
 #[derive(Debug)]
@@ -285,13 +176,15 @@ pub struct MachineTask {
     /// When each counter was last read over this connection.
     counted_at: HashMap<usize, Stamp>,
     gate_at_ns: u64,
+    /// The one that stands, or stood last.
+    connection: ConnectionNo,
     /// Whether the configured device answers; `None` until the gate was read over this connection.
     identified: Option<bool>,
-    /// The gate was read whole over this connection.
-    gate_read: bool,
     polls: u64,
     /// The CPU has not said what it is when it was asked: it is not asked again.
     model_unknown: bool,
+    /// When the log said last that the machine is not reached.
+    unreached_said_ns: Option<u64>,
     /// Still to be asked over this connection.
     model_due: bool,
     seed: crate::core::jitter::Jitter,
@@ -335,10 +228,11 @@ impl MachineTask {
             observed: HashMap::new(),
             counted_at: HashMap::new(),
             gate_at_ns: 0,
+            connection: next_connection(),
             identified: None,
-            gate_read: false,
             polls: 0,
             model_unknown: false,
+            unreached_said_ns: None,
             model_due: false,
             seed,
         }
@@ -424,13 +318,13 @@ impl MachineTask {
     async fn connected(&mut self) -> Left {
         log::info!("{}: connected", self.spec.name);
         self.identified = self.spec.gate.identity.is_none().then_some(true);
-        self.gate_read = false;
+        self.connection = next_connection();
         self.shared.connected.send_replace(true);
         self.model_due = !self.model_unknown;
         self.gate_at_ns = self.clock.now().boottime_ns;
         self.tell(Input::Link {
             machine: self.spec.name.clone(),
-            change: LinkChange::Up,
+            change: LinkChange::Up(self.connection),
         })
         .await;
         loop {
@@ -539,7 +433,8 @@ impl MachineTask {
         true
     }
 
-    /// For people to see: no command waits for it, and none depends on it.
+    /// For people to see: no command depends on it. One that comes meanwhile waits for this one request, and a device
+    /// that is silent to it loses its connection once a start: it is not asked again.
     async fn ask_model(&mut self) {
         let model = self.link.ask_model().await;
         let model = model.unwrap_or_default();
@@ -655,7 +550,9 @@ impl MachineTask {
             source.map(|source| &source.kind)
         };
         match errand {
-            Errand::Acknowledge { event_type, item } => {
+            Errand::Acknowledge {
+                event_type, item, ..
+            } => {
                 let Some(EventKind::Handshake(handshake)) = kind(&event_type) else {
                     return;
                 };
@@ -673,6 +570,7 @@ impl MachineTask {
                 event_type,
                 first,
                 count,
+                ..
             } => {
                 let Some(EventKind::Ring(ring)) = kind(&event_type) else {
                     return;
@@ -697,7 +595,6 @@ impl MachineTask {
             .await
             .map_err(|error| error.to_string());
         self.gate_at_ns = self.clock.now().boottime_ns;
-        self.gate_read |= reading.is_ok();
         self.identified = Some(match &reading {
             Ok(reading) => identity_mismatch(&self.spec, reading).is_none(),
             Err(_) => self.spec.gate.identity.is_none(),
@@ -710,8 +607,7 @@ impl MachineTask {
     }
 
     async fn errand(&mut self, errand: Errand) {
-        if errand.wants_gate() && !(self.gate_read && self.identified == Some(true)) {
-            let why = "the gate has not been passed over this connection";
+        if let Some(why) = errand.barred(self.connection, self.identified) {
             return self.refuse(errand, why).await;
         }
         let machine = self.spec.name.clone();
@@ -722,6 +618,7 @@ impl MachineTask {
                 attempt,
                 job,
                 deadline,
+                ..
             } => {
                 failpoint!("link.before-first-byte");
                 let exchange = self.link.run_before(&job, deadline).await;
@@ -735,7 +632,9 @@ impl MachineTask {
                 .await;
             }
             Errand::ReadGate => self.read_gate().await,
-            Errand::Probe { operation, probe } => {
+            Errand::Probe {
+                operation, probe, ..
+            } => {
                 let answer = self.link.probe(&probe).await;
                 self.tell(Input::Probed {
                     machine,
@@ -747,7 +646,7 @@ impl MachineTask {
             errand @ (Errand::Acknowledge { .. } | Errand::ReadRing { .. }) => {
                 self.source_errand(errand).await;
             }
-            Errand::Burn { request } => {
+            Errand::Burn { request, .. } => {
                 let exchange = self.link.run(&Job::Mailbox(request)).await;
                 self.tell(Input::Burned { machine, exchange }).await;
             }
@@ -768,6 +667,8 @@ impl MachineTask {
         let was = self.shared.connected.send_replace(false);
         if was {
             log::warn!("{}: connection lost: {reason}", self.spec.name);
+        } else if self.stop.borrow().is_none() {
+            self.say_unreached(reason);
         }
         self.observed.clear();
         self.counted_at.clear();
@@ -786,6 +687,17 @@ impl MachineTask {
         }
         while let Ok(errand) = self.errands.try_recv() {
             self.refuse(errand, reason).await;
+        }
+    }
+
+    /// Once, and not at every try (F038).
+    fn say_unreached(&mut self, reason: &str) {
+        let now_ns = self.clock.now().boottime_ns;
+        let pause_ns = UNREACHED_LOG_MS_MIN * NS_PER_MS;
+        let due = |said: u64| now_ns.saturating_sub(said) >= pause_ns;
+        if self.unreached_said_ns.is_none_or(due) {
+            self.unreached_said_ns = Some(now_ns);
+            log::warn!("{}: not reached: {reason}", self.spec.name);
         }
     }
 
@@ -846,16 +758,19 @@ impl MachineTask {
     }
 }
 
+/// A number that no connection of this process has had: not even those of the task that this one takes over from.
+fn next_connection() -> ConnectionNo {
+    static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+    ConnectionNo(CONNECTIONS.fetch_add(1, Relaxed))
+}
+
 fn read_failure(outcome: &Outcome) -> String {
     match outcome {
         Outcome::NotSent { why } | Outcome::PartlySent { why } | Outcome::SentNoReply { why } => {
             why.clone()
         }
         Outcome::DeviceRefused(code) | Outcome::DeviceBusy(code) | Outcome::DeviceUnclear(code) => {
-            format!(
-                "the device answers {} {:#04x} ({})",
-                code.family, code.code, code.meaning
-            )
+            format!("the device answers {code}")
         }
         Outcome::DeviceAccepted | Outcome::DeviceReplied(_) => "the reply carries no values".into(),
     }

@@ -7,6 +7,7 @@ pub mod backend;
 pub mod clock;
 pub mod computer;
 pub mod engine;
+pub mod errand;
 pub mod machine_task;
 mod place;
 pub mod probe;

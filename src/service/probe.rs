@@ -7,7 +7,7 @@ use crate::api::types::TraceLine;
 use crate::core::contract::GateReading;
 use crate::core::event::rfc3339;
 use crate::core::melsec::{Code, Frame, Transport};
-use crate::core::serial::Way;
+use crate::core::serial::{SerialLine, Way};
 use crate::core::spec::{GateSpec, LinkSpec, MachineSpec};
 use crate::core::time::{NS_PER_MS, Stamp, elapsed_ns};
 use crate::plc::diagnose::{Diagnosis, Facts, diagnose, others};
@@ -15,6 +15,9 @@ use crate::plc::link::{Link, LinkError};
 use crate::plc::serial::trouble;
 use crate::plc::tap::{Look, TRACE_MS_MAX, TraceEntry, TraceWay};
 use serde::Serialize;
+
+/// Most connections for one answer.
+const CONNECTS_MAX: usize = 5;
 
 /// How a machine is probed.
 #[derive(Clone, Copy, Debug, Default)]
@@ -134,9 +137,11 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
     let began = clock.now();
     let look = link.tap().open(&began, TRACE_MS_MAX);
     let mut report = empty(spec, &link);
-    let mut connected = link.connect().await;
+    let mut connected = connect(&mut link).await;
+    let mut reply_ns = None;
     if connected.is_ok() && !spec.link.is_broadcast() {
-        connected = link.ask_proof().await;
+        let proof = link.ask_proof().await;
+        connected = proof.map(|ns| reply_ns = ns);
     }
     let gate = match &connected {
         Ok(()) if !spec.link.is_broadcast() => Some(link.read_gate().await),
@@ -152,6 +157,9 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
     drop(link);
     let (entries, left_out) = look.map(Look::end).unwrap_or_default();
     (report.connect_ms, report.reply_ms) = times(&began, &entries);
+    // Before it there may have been a loopback test.
+    let proof_ms = reply_ns.map(|ns| ns as f64 / NS_PER_MS as f64);
+    report.reply_ms = proof_ms.or(report.reply_ms);
     report.model = model.as_ref().map(ToString::to_string);
     let failed = match (connected, gate) {
         (Err(error), _) | (Ok(()), Some(Err(error))) => Some(error),
@@ -201,6 +209,18 @@ pub async fn probe(spec: &MachineSpec, clock: &Clock, options: ProbeOptions) -> 
         report.left_out = left_out;
     }
     report
+}
+
+/// Until it is clear whether a device that is silent to the loopback test answers anything else.
+async fn connect(link: &mut Link) -> Result<(), LinkError> {
+    let mut connected = link.connect().await;
+    for _ in 1..CONNECTS_MAX {
+        if connected.is_ok() || !link.may_yet_answer() {
+            break;
+        }
+        connected = link.connect().await;
+    }
+    connected
 }
 
 fn empty(spec: &MachineSpec, link: &Link) -> ProbeReport {
@@ -259,7 +279,7 @@ async fn try_others(
         };
         let mut link = Link::new(&other, clock.reader());
         let answers = matches!(
-            link.connect().await,
+            connect(&mut link).await,
             Ok(()) | Err(LinkError::Exception { .. })
         );
         link.disconnect("the probe is over");
@@ -283,17 +303,18 @@ fn spoken(link: &LinkSpec) -> String {
     match link {
         LinkSpec::ModbusTcp(_) => "Modbus TCP".into(),
         LinkSpec::ModbusRtu(link) => match &link.way {
-            Way::Serial(line) => format!(
-                "Modbus RTU, {} baud, {} data bits, {:?} parity, {} stop bit(s)",
-                line.baud, line.data_bits, line.parity, line.stop_bits
-            ),
+            Way::Serial(line) => format!("Modbus RTU, {}", set(line)),
             Way::Tcp { .. } => "Modbus RTU over TCP".into(),
         },
         LinkSpec::C24(link) => format!(
-            "MC protocol {} frame, format {}, {} sum check",
+            "MC protocol {} frame, format {}, {} sum check, {}",
             link.frame.name(),
             link.format.number(),
-            if link.sum_check { "with" } else { "without" }
+            if link.sum_check { "with" } else { "without" },
+            match &link.way {
+                Way::Serial(line) => set(line),
+                Way::Tcp { .. } => "over TCP".into(),
+            }
         ),
         LinkSpec::Mc(link) => format!(
             "MC protocol {} frame, {}, over {}",
@@ -311,6 +332,13 @@ fn spoken(link: &LinkSpec) -> String {
             }
         ),
     }
+}
+
+fn set(line: &SerialLine) -> String {
+    format!(
+        "{} baud, {} data bits, {:?} parity, {} stop bit(s)",
+        line.baud, line.data_bits, line.parity, line.stop_bits
+    )
 }
 
 /// Until the first byte went, and from it to the last byte of its reply.

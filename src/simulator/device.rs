@@ -59,11 +59,29 @@ pub enum Cause {
         /// What was written; a bit is 0 or 1.
         words: Vec<u16>,
     },
+    /// One frame of MC protocol wrote several places.
+    Scattered {
+        /// What each of them was, in the order of the frame.
+        parts: Vec<Cause>,
+    },
     /// The CPU was told to run (1001), stop (1002) or pause (1003), and did.
     Remote {
         /// The command.
         order: u16,
     },
+}
+
+impl Cause {
+    /// Whether it wrote to this place of this table.
+    fn covers(&self, table: ModbusArea, offset: u16) -> bool {
+        match self {
+            Self::Write {
+                area, start, words, ..
+            } => *area == table && offset >= *start && usize::from(offset - start) < words.len(),
+            Self::Scattered { parts } => parts.iter().any(|part| part.covers(table, offset)),
+            Self::Mailbox { .. } | Self::Device { .. } | Self::Remote { .. } => false,
+        }
+    }
 }
 
 impl std::fmt::Display for Effect {
@@ -74,8 +92,14 @@ impl std::fmt::Display for Effect {
             self.at.as_secs_f64(),
             self.connection
         )?;
-        match &self.cause {
-            Cause::Write {
+        self.cause.fmt(f)
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Write {
                 function,
                 area,
                 start,
@@ -87,7 +111,7 @@ impl std::fmt::Display for Effect {
                     area.name()
                 )
             }
-            Cause::Mailbox {
+            Self::Mailbox {
                 request_id,
                 opcode,
                 parameters,
@@ -97,10 +121,14 @@ impl std::fmt::Display for Effect {
                     "mailbox request {request_id}: opcode {opcode} {parameters:?}"
                 )
             }
-            Cause::Device { code, start, words } => {
+            Self::Device { code, start, words } => {
                 write!(f, "write device {code:02X} {start} = {words:?}")
             }
-            Cause::Remote { order } => write!(f, "remote operation {order:04X}"),
+            Self::Scattered { parts } => {
+                let parts: Vec<String> = parts.iter().map(ToString::to_string).collect();
+                write!(f, "one frame: {}", parts.join("; "))
+            }
+            Self::Remote { order } => write!(f, "remote operation {order:04X}"),
         }
     }
 }
@@ -304,13 +332,8 @@ impl Device {
         self.lock().ledger.iter().filter(fits).count()
     }
     fn count_writes(&self, table: ModbusArea, offset: u16) -> usize {
-        let fits = |effect: &&Effect| match &effect.cause {
-            Cause::Write {
-                area, start, words, ..
-            } => *area == table && offset >= *start && usize::from(offset - start) < words.len(),
-            Cause::Mailbox { .. } | Cause::Device { .. } | Cause::Remote { .. } => false,
-        };
-        self.lock().ledger.iter().filter(fits).count()
+        let covers = |effect: &&Effect| effect.cause.covers(table, offset);
+        self.lock().ledger.iter().filter(covers).count()
     }
     /// The `index`-th production counter makes pieces at once.
     pub fn make_pieces(&self, index: usize, pieces: u64) {

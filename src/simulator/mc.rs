@@ -77,6 +77,15 @@ pub(super) struct Run {
     pub(super) count: u32,
 }
 
+impl Run {
+    /// Whether this holding register is one of its places.
+    pub(super) fn holds(&self, register: usize) -> bool {
+        let at = u32::try_from(register).unwrap_or(u32::MAX);
+        self.store == Store::Table(ModbusArea::Holding)
+            && (self.start..self.start.saturating_add(self.count)).contains(&at)
+    }
+}
+
 /// What a request asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum McRequest {

@@ -176,6 +176,16 @@ pub enum SimError {
         /// What the system said.
         cause: io::Error,
     },
+    /// Its port cannot be made or opened.
+    #[error(
+        "cannot be on {port}: {cause}; give another name in a directory that is there as `pty`, or another device as `serial`"
+    )]
+    Line {
+        /// As in the file.
+        port: String,
+        /// What the system said.
+        cause: io::Error,
+    },
     /// Standard output is gone.
     #[error("standard output: {0}")]
     Output(io::Error),
@@ -192,10 +202,11 @@ pub async fn run_file(path: &Path) -> Result<(), SimError> {
         cause,
     })?;
     let spec = SimulatorSpec::from_toml(&text).map_err(|cause| SimError::Spec { file, cause })?;
-    let address = spec.listen;
-    let simulator = Simulator::start(spec)
-        .await
-        .map_err(|cause| SimError::Listen { address, cause })?;
+    let (address, port) = (spec.listen, port(&spec));
+    let simulator = Simulator::start(spec).await.map_err(|cause| match port {
+        Some(port) => SimError::Line { port, cause },
+        None => SimError::Listen { address, cause },
+    })?;
     print_line(&format!(
         "simulated PLC on {place}",
         place = place(&simulator)
@@ -211,12 +222,15 @@ pub async fn run_file(path: &Path) -> Result<(), SimError> {
 
 /// Where it can be reached, for people.
 fn place(simulator: &Simulator) -> String {
-    let line = simulator.device().lock().spec.line().cloned();
-    let port = line.and_then(|line| line.pty.or(line.serial));
-    port.map_or_else(
-        || simulator.address().to_string(),
-        |port| port.display().to_string(),
-    )
+    let port = port(&simulator.device().lock().spec);
+    port.unwrap_or_else(|| simulator.address().to_string())
+}
+
+/// The port of its line, if it is on one.
+fn port(spec: &SimulatorSpec) -> Option<String> {
+    let line = spec.line()?;
+    let port = line.pty.as_ref().or(line.serial.as_ref())?;
+    Some(port.display().to_string())
 }
 
 async fn print_effects(device: Device) -> Result<(), SimError> {

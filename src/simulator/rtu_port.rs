@@ -80,7 +80,7 @@ fn open(program: &RtuProgram) -> io::Result<Port> {
 fn link(device: &Path, name: &Path) -> io::Result<()> {
     if std::fs::symlink_metadata(name).is_ok_and(|found| !found.is_symlink()) {
         return Err(io::Error::other(format!(
-            "{} is there and is no link of a simulator; give another name as `pty`, or a device as `serial`",
+            "{} is there and is no link of a simulator",
             name.display()
         )));
     }

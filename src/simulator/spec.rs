@@ -14,6 +14,8 @@ use std::time::Duration;
 pub const TABLE_ITEMS: usize = 65_536;
 /// Most connections at once when the file names no number of slots.
 const SLOTS_DEFAULT: usize = 64;
+/// Bits a second of a port whose file names none (MODBUS over Serial Line V1.02, 3.3).
+const BAUD_DEFAULT: u32 = 19_200;
 
 /// One simulated PLC. Every field has a default, so tests name only what they need.
 #[derive(Clone, Debug, Deserialize)]
@@ -280,7 +282,7 @@ impl SimulatorSpec {
 }
 
 /// A line on which the device speaks Modbus RTU; without a port the frames go over TCP, at `listen`.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RtuProgram {
     /// A name that is given to a new pseudo-terminal; unplugged and plugged in by [`Device::cut`] and
@@ -299,6 +301,19 @@ pub struct RtuProgram {
     pub echo: bool,
     /// Requests that begin before so much silence are not heard.
     pub gap: Span,
+}
+
+impl Default for RtuProgram {
+    fn default() -> Self {
+        Self {
+            pty: None,
+            serial: None,
+            baud: BAUD_DEFAULT,
+            parity: RtuParity::default(),
+            echo: false,
+            gap: Span::ZERO,
+        }
+    }
 }
 
 /// A serial module that speaks MC protocol (C24); the CPU behind it is as [`McProgram`] says.

@@ -266,25 +266,37 @@ impl State {
         words: Vec<u16>,
         now: Instant,
     ) {
+        let range = usize::from(start)..usize::from(start) + words.len();
+        let cause = self.landed(connection, function, area, start, words);
+        self.note_request_id(now, |at| area == ModbusArea::Holding && range.contains(&at));
+        if let Some(cause) = cause {
+            self.effect(connection, cause, now);
+        }
+        self.after_write(now);
+    }
+    /// The program's answer to values that stand in a table now; what moved in the machine by them.
+    pub(super) fn landed(
+        &mut self,
+        connection: u64,
+        function: u8,
+        area: ModbusArea,
+        start: u16,
+        words: Vec<u16>,
+    ) -> Option<Cause> {
         self.last_writer = connection;
         if area == ModbusArea::Coil {
             self.run_rules(start, &words);
         }
-        if let Some(done) = self.spec.done {
-            self.note_request_id(done, area, start, words.len(), now);
-        }
-        if !self.inside_command_block(area, start, words.len()) {
-            self.effect(
-                connection,
-                Cause::Write {
-                    function,
-                    area,
-                    start,
-                    words,
-                },
-                now,
-            );
-        }
+        let inside = self.inside_command_block(area, start, words.len());
+        (!inside).then_some(Cause::Write {
+            function,
+            area,
+            start,
+            words,
+        })
+    }
+    /// A scan as soon as a frame has been carried out, where the program is that quick.
+    pub(super) fn after_write(&mut self, now: Instant) {
         if self
             .spec
             .mailbox
@@ -314,16 +326,13 @@ impl State {
             }
         }
     }
-    fn note_request_id(
-        &mut self,
-        done: DoneProgram,
-        area: ModbusArea,
-        start: u16,
-        count: usize,
-        now: Instant,
-    ) {
-        let (first, at) = (usize::from(start), usize::from(done.request_id.offset));
-        if area == ModbusArea::Holding && first <= at && at + 2 <= first + count {
+    /// Takes the request id for which a report is due, if a frame wrote both its registers.
+    pub(super) fn note_request_id(&mut self, now: Instant, wrote: impl Fn(usize) -> bool) {
+        let Some(done) = self.spec.done else {
+            return;
+        };
+        let at = usize::from(done.request_id.offset);
+        if wrote(at) && wrote(at + 1) {
             let id = done
                 .word_order
                 .join(self.holdings[at], self.holdings[at + 1]);

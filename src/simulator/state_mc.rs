@@ -42,9 +42,21 @@ impl State {
                 if !runs.iter().all(|(run, _)| self.exists(run)) {
                     return frame.error(mc::OUT_OF_RANGE);
                 }
-                for (run, values) in runs {
-                    self.store(connection, &run, values, now);
+                let mut parts: Vec<Cause> = Vec::new();
+                for (run, values) in &runs {
+                    parts.extend(self.store(connection, run, values.clone()));
                 }
+                self.note_request_id(now, |at| runs.iter().any(|(run, _)| run.holds(at)));
+                // One frame is one effect, however many places it wrote.
+                match (parts.len(), parts.pop()) {
+                    (1, Some(cause)) => self.effect(connection, cause, now),
+                    (_, Some(last)) => {
+                        parts.push(last);
+                        self.effect(connection, Cause::Scattered { parts }, now);
+                    }
+                    (_, None) => {}
+                }
+                self.after_write(now);
                 frame.done()
             }
             McRequest::Model => {
@@ -83,7 +95,7 @@ impl State {
         places.map(place).collect()
     }
 
-    fn store(&mut self, connection: u64, run: &Run, values: Vec<u16>, now: Instant) {
+    fn store(&mut self, connection: u64, run: &Run, values: Vec<u16>) -> Option<Cause> {
         let start = run.start as usize;
         match run.store {
             Store::Table(area) => {
@@ -97,15 +109,14 @@ impl State {
                     }
                 }
                 let function = if run.bits { 15 } else { 16 };
-                self.wrote(connection, function, area, run.start as u16, values, now);
+                self.landed(connection, function, area, run.start as u16, values)
             }
             Store::Extra(code) => {
                 for (at, value) in (run.start..).zip(&values) {
                     self.extra.insert((code, at), *value);
                 }
                 let (start, words) = (run.start, values);
-                let cause = Cause::Device { code, start, words };
-                self.effect(connection, cause, now);
+                Some(Cause::Device { code, start, words })
             }
         }
     }

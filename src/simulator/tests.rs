@@ -463,6 +463,17 @@ fn the_documented_file_is_read_and_wrong_files_are_refused_with_a_position() {
     });
     let struck = lines.collect::<Vec<_>>().join("\n");
     assert_eq!(SimulatorSpec::from_toml(&struck).unwrap().faults.len(), 1);
+    let other_lines = |header: &str| {
+        let from = text.find(header).unwrap();
+        let lines = text[from..].lines().take_while(|line| !line.is_empty());
+        let lines = lines.map(|line| line.trim_start_matches("# "));
+        SimulatorSpec::from_toml(&lines.collect::<Vec<_>>().join("\n")).unwrap()
+    };
+    let rtu = other_lines("# [rtu]");
+    assert_eq!(rtu.others[0].registers.holding.len(), 1);
+    assert_eq!(rtu.rtu.unwrap().baud, 19_200);
+    assert_eq!(other_lines("# [mc]").mc.unwrap().read_words_max, 960);
+    assert!(other_lines("# [c24]").line().unwrap().pty.is_some());
     for (text, says) in [
         ("unit = 1\nspeed = 3", &["line 2", "speed"][..]),
         (
@@ -490,4 +501,17 @@ fn the_documented_file_is_read_and_wrong_files_are_refused_with_a_position() {
             assert!(error.contains(part), "{part:?} is missing in: {error}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_port_that_cannot_be_made_is_named_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("plc.toml");
+    let port = dir.path().join("not-there/com1");
+    std::fs::write(&file, format!("[rtu]\npty = \"{}\"\n", port.display())).unwrap();
+    let error = super::run_file(&file).await.unwrap_err().to_string();
+    for said in ["not-there/com1", "No such file", "`pty`"] {
+        assert!(error.contains(said), "{error}");
+    }
+    assert!(!error.contains("listen"), "{error}");
 }

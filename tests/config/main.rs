@@ -5,5 +5,6 @@
 mod check;
 mod common;
 mod receiver;
+mod scatter;
 mod sinks;
 mod sources;

@@ -222,6 +222,7 @@ fn a_set_value_among_people_replies_and_deadlines() {
             "not sent",
             "too late at the link",
             "reply lost",
+            "decided over an earlier connection",
         ],
     );
 }
@@ -366,6 +367,15 @@ fn finds_a_byte_at_the_deadline() {
         Fault::DeadlineIncluded,
         &SET_AND_PEOPLE,
         "left at or after its deadline",
+    );
+}
+
+#[test]
+fn finds_an_order_that_rests_on_the_gate_of_an_earlier_connection() {
+    catches(
+        Fault::StaleGateAccepted,
+        &SET_AND_PEOPLE,
+        "by the gate of an earlier connection",
     );
 }
 

@@ -159,7 +159,7 @@ impl Model for World {
             .hash(into);
         self.todo
             .iter()
-            .for_each(|effect| self.errand(effect).hash(into));
+            .for_each(|effect| (self.is_barred(effect), self.errand(effect)).hash(into));
         self.under_way(into);
         let mut wire: Vec<String> = self
             .wire
@@ -173,7 +173,7 @@ impl Model for World {
         }
         self.plc.sameness(self.t_ns, into);
         (self.connected, self.left, self.submitted, self.version_read).hash(into);
-        (&self.given, self.now.wall_trusted).hash(into);
+        (&self.given, self.now.wall_trusted, &self.read_over).hash(into);
         self.ends_ns
             .map(|end| end.map(|end| i128::from(end) - i128::from(self.t_ns)))
             .hash(into);
@@ -206,7 +206,7 @@ impl World {
         match &self.flight {
             None => match self.todo.front() {
                 None => {}
-                Some(_) if !self.connected => can.push(Action::Serve),
+                Some(next) if !self.connected || self.is_barred(next) => can.push(Action::Serve),
                 Some(
                     Effect::Run {
                         job: Job::Mailbox(_),
@@ -272,7 +272,7 @@ impl World {
             Action::Approve(operation) => self.approve(operation),
             Action::Verify(operation) => drop(self.act(operation, Act::Verify)),
             Action::Resolve(operation) => self.resolve(operation),
-            Action::LinkUp => self.link(LinkChange::Up),
+            Action::LinkUp => self.connect(),
             Action::LinkDown => self.link_down(),
             Action::Serve if self.connected => self.serve(),
             Action::Serve | Action::ServeFails => self.serve_fails(),
@@ -361,6 +361,10 @@ impl World {
     }
 
     fn serve(&mut self) {
+        if self.todo.front().is_some_and(|next| self.is_barred(next)) {
+            self.mark("decided over an earlier connection");
+            return self.serve_fails();
+        }
         let Some(effect) = self.todo.pop_front() else {
             return;
         };
@@ -628,7 +632,7 @@ impl World {
                 Some(code) => Outcome::DeviceRefused(code),
                 None => Outcome::DeviceReplied(Reply::Mailbox(echo)),
             })),
-            Verdict::Rebooted | Verdict::Forgotten => Some(no_reply()),
+            Verdict::CutOff | Verdict::Rebooted | Verdict::Forgotten => Some(no_reply()),
             Verdict::NotTaken => {
                 let now = mailbox::decode_status(&blocks.status, ORDER).ok()?;
                 let rejected = mailbox::State::Rejected;

@@ -1,18 +1,19 @@
 //! Owns: everything around the gateway: its journal, its clock, the link, frames on their way, and the device.
-//! May call: the real gateway, by its public inputs only; the real judgement of the mailbox.
+//! May call: the real gateway, by its public inputs only; the real judgement of the mailbox, and of an order too late.
 //! Never: decide what the gateway should; it is the device's ledger that judges, see `judge`.
 
 use crate::plan::{Plan, RARE, Rare, machine, request, settings};
 use crate::plc::Plc;
 use holdfast::core::contract::*;
 use holdfast::core::gateway::{Act, Answer, Effect, Gateway, Input, LinkChange, Restored, Token};
-use holdfast::core::ids::{AttemptId, BootId, CommitNo, Epoch, OperationId};
+use holdfast::core::ids::{AttemptId, BootId, CommitNo, ConnectionNo, Epoch, OperationId};
 use holdfast::core::lifecycle::Actor;
 use holdfast::core::mailbox::{self, Verdict};
 use holdfast::core::record::{MachineRecord, Operation, Record, Stored};
 use holdfast::core::spec::{Quality, WordOrder};
 use holdfast::core::time::{Deadline, Now};
-use std::collections::{BTreeMap, VecDeque};
+use holdfast::service::errand::Errand;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 pub(crate) const WALL_US: i64 = 1_796_000_000_000_000;
@@ -93,6 +94,10 @@ pub(crate) struct World {
     pub(crate) wire: Vec<Frame>,
     pub(crate) replies: Vec<(usize, AttemptId, Said)>,
     pub(crate) connected: bool,
+    /// How many connections there were.
+    connections: u64,
+    /// The configuration versions that were read over the one that stands, as far as the gateway was told.
+    pub(crate) read_over: BTreeSet<u16>,
     pub(crate) plc: Plc,
     pub(crate) left: [u8; RARE],
     pub(crate) submitted: usize,
@@ -178,6 +183,8 @@ impl World {
             wire: Vec::new(),
             replies: Vec::new(),
             connected: true,
+            connections: 0,
+            read_over: BTreeSet::new(),
             plc: Plc::new(),
             left,
             submitted: 0,
@@ -188,7 +195,7 @@ impl World {
             marks: Vec::new(),
         };
         world.input(Input::Started);
-        world.link(LinkChange::Up);
+        world.connect();
         world.read_gate();
         world.todo.clear();
         world.flight = None;
@@ -260,7 +267,9 @@ impl World {
                 });
                 let request = match job {
                     Job::Mailbox(request) => Some(request.request_id),
-                    Job::Read { .. } | Job::Write { .. } | Job::Remote(_) => kept.request_id,
+                    Job::Read { .. } | Job::Write { .. } | Job::Scatter { .. } | Job::Remote(_) => {
+                        kept.request_id
+                    }
                 };
                 if let Some(request) = request {
                     self.give(request, Some(index));
@@ -309,8 +318,21 @@ impl World {
         })
     }
 
+    pub(crate) fn connect(&mut self) {
+        self.connections += 1;
+        self.link(LinkChange::Up(ConnectionNo(self.connections)));
+    }
+
+    /// The task does not do it: it was decided over an earlier connection.
+    pub(crate) fn is_barred(&self, effect: &Effect) -> bool {
+        let errand = Errand::of(effect.clone());
+        let stands = ConnectionNo(self.connections);
+        errand.is_some_and(|(_, errand)| errand.barred(stands, Some(true)).is_some())
+    }
+
     pub(crate) fn link(&mut self, change: LinkChange) {
-        self.connected = change == LinkChange::Up;
+        self.connected = matches!(change, LinkChange::Up(_));
+        self.read_over.clear();
         self.input(Input::Link {
             machine: "press".into(),
             change,
@@ -342,6 +364,7 @@ impl World {
         } = &reading
         {
             self.version_read = gate.config_version.map(|version| version as u16);
+            self.read_over.extend(self.version_read);
         }
         self.input(reading);
     }
@@ -369,11 +392,19 @@ impl World {
         }
     }
 
-    /// No byte of an operation leaves at or after its deadline, by the time that really passed.
+    /// No byte of an operation leaves at or after its deadline, by the time that really passed, nor by the word of a
+    /// gate that was not read over this very connection.
     pub(crate) fn byte_leaves(&mut self, operation: usize) {
         let in_time = self.ends_ns[operation].is_some_and(|end| self.t_ns < end);
         self.promise(in_time, || {
             format!("a byte of OP{operation} left at or after its deadline")
+        });
+        let kept = &self.disk[&id_of(operation)];
+        let wanted = kept.intent.expected_config_version.map(|v| v as u16);
+        let waived = kept.waived.is_some() && !self.read_over.is_empty();
+        let passed = waived || wanted.is_some_and(|version| self.read_over.contains(&version));
+        self.promise(passed, || {
+            format!("a byte of OP{operation} left by the gate of an earlier connection")
         });
     }
 
@@ -403,6 +434,7 @@ impl World {
         self.flight = None;
         self.replies.clear();
         self.connected = false;
+        self.read_over.clear();
         self.version_read = None;
         self.epoch += 1;
         let open = self.disk.values().filter(|kept| !kept.state.is_ended());

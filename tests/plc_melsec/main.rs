@@ -5,8 +5,11 @@
 mod exchange;
 mod late;
 mod loopback;
+mod peer_scatter;
 mod peers;
 mod rig;
+mod rs485;
 mod scatter;
+mod scatter_write;
 mod serial;
 mod slmp;

@@ -29,13 +29,13 @@ fn venv(program: &str) -> PathBuf {
 }
 
 /// A program of theirs, and what it prints.
-struct Peer {
+pub(crate) struct Peer {
     child: Child,
     lines: mpsc::Receiver<String>,
 }
 
 impl Peer {
-    fn start(program: &str, args: &[&str]) -> Self {
+    pub(crate) fn start(program: &str, args: &[&str]) -> Self {
         let mut child = Command::new(venv(program))
             .args(args)
             .env("PYTHONUNBUFFERED", "1")
@@ -61,12 +61,20 @@ impl Peer {
     }
 
     /// The first line that has `text` in it.
-    fn line(&self, text: &str) -> String {
+    pub(crate) fn line(&self, text: &str) -> String {
+        self.lines_until(text).pop().unwrap()
+    }
+
+    /// The lines up to the first that has `text` in it.
+    pub(crate) fn lines_until(&self, text: &str) -> Vec<String> {
+        let mut lines = Vec::new();
         loop {
             let line = self.lines.recv_timeout(STARTUP);
-            let line = line.unwrap_or_else(|e| panic!("no line with {text:?}: {e}"));
-            if line.contains(text) {
-                return line;
+            let line = line.unwrap_or_else(|e| panic!("no line with {text:?}: {e}: {lines:?}"));
+            let found = line.contains(text);
+            lines.push(line);
+            if found {
+                return lines;
             }
         }
     }
@@ -79,7 +87,7 @@ impl Drop for Peer {
     }
 }
 
-fn address_in(line: &str) -> SocketAddr {
+pub(crate) fn address_in(line: &str) -> SocketAddr {
     let word = line
         .split_whitespace()
         .find(|word| word.starts_with("127.0.0.1:"));
@@ -119,7 +127,7 @@ async fn round_trip(form: Form, at: SocketAddr, word: &str) {
     assert_eq!(values(&link.run(&job).await), expected, "{form:?}");
 }
 
-fn virtual_plc(args: &[&str]) -> (Peer, SocketAddr) {
+pub(crate) fn virtual_plc(args: &[&str]) -> (Peer, SocketAddr) {
     let peer = Peer::start("virtual-plc", &[&["--port", "0"], args].concat());
     let at = address_in(&peer.line("listening on "));
     (peer, at)

@@ -29,19 +29,24 @@ const FRAMES: [C24Frame; 4] = [C24Frame::C4, C24Frame::C3, C24Frame::C2, C24Fram
 const STATION: u8 = 3;
 
 /// Only 4C has format 5.
-fn formats(frame: C24Frame) -> impl Iterator<Item = C24Format> {
+pub(crate) fn formats(frame: C24Frame) -> impl Iterator<Item = C24Format> {
     let has = move |format: &C24Format| *format != C24Format::F5 || frame == C24Frame::C4;
     FORMATS.into_iter().filter(has)
 }
 
 /// A line with a module at its other end.
-struct Line {
+pub(crate) struct Line {
     dir: TempDir,
     simulator: Simulator,
 }
 
 impl Line {
-    async fn new(frame: C24Frame, format: C24Format, sum_check: bool, echo: bool) -> Self {
+    pub(crate) async fn new(
+        frame: C24Frame,
+        format: C24Format,
+        sum_check: bool,
+        echo: bool,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = C24Program {
             frame: match frame {
@@ -75,7 +80,7 @@ impl Line {
         self.dir.path().join("line").display().to_string()
     }
 
-    fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         self.simulator.device()
     }
 }
@@ -107,6 +112,11 @@ fn c24(path: String, frame: C24Frame, format: C24Format) -> C24Link {
         reconnect_ms_max: 1,
         heartbeat_ms: 1_000,
     }
+}
+
+/// A link that the module at the line's other end has answered.
+pub(crate) async fn until_ready(line: &Line, frame: C24Frame, format: C24Format) -> Link {
+    connected(&c24(line.path(), frame, format)).await
 }
 
 async fn connected(spec: &C24Link) -> Link {

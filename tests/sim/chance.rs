@@ -22,6 +22,7 @@ kinds! {
     CrashIdle, CrashBeforeWrite, CrashBeforeSync, CrashAfterSync, CrashAmongEffects, SyncFails, Reboot, ClockNotTrusted, WallStep,
     Full, Archived,
     SinkAway, SinkInPart, SinkReplyLost, SinkMalformed, SinkStops, SinkRewound,
+    LinkBack,
 }
 
 impl Kind {

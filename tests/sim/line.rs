@@ -1,5 +1,5 @@
 //! Owns: one machine's task as the shell runs it: link, errands, polls, and what the network does to frames.
-//! May call: the device, core's contract.
+//! May call: the device, core's contract, the real refusal of an order that comes too late.
 //! Never: send at or after a deadline; look into the device's ledgers.
 
 use super::chance::{Chance, Kind};
@@ -10,9 +10,11 @@ use holdfast::core::contract::{
     ProbeAnswer, Reply, RingReading,
 };
 use holdfast::core::gateway::{Effect, Input, LinkChange};
+use holdfast::core::ids::ConnectionNo;
 use holdfast::core::mailbox;
 use holdfast::core::spec::{Quality, Value};
 use holdfast::core::time::{Now, Stamp, Validity};
+use holdfast::service::errand::Errand;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Bytes of every request here.
@@ -24,6 +26,8 @@ pub(crate) struct Line {
     pub(crate) device: Device,
     pub(crate) mailbox: bool,
     pub(crate) connected: bool,
+    /// How many connections there were; the last one's number.
+    pub(crate) connections: u64,
     /// Whether the configured device answers; not known before the gate was read.
     identified: bool,
     pub(crate) errands: VecDeque<Effect>,
@@ -42,7 +46,7 @@ pub(crate) struct Served {
     pub(crate) input: Option<Input>,
     /// After doubt the connection is dropped before anything else is sent.
     pub(crate) doubt: bool,
-    /// The first bytes of this operation left now.
+    /// Its first bytes left now.
     pub(crate) sent: bool,
 }
 
@@ -53,6 +57,7 @@ impl Line {
             device: Device::new(),
             mailbox,
             connected: false,
+            connections: 0,
             identified: false,
             errands: VecDeque::new(),
             held_up: Vec::new(),
@@ -69,11 +74,13 @@ impl Line {
 
     pub(crate) fn connect(&mut self) -> Vec<Input> {
         self.connected = true;
+        self.connections += 1;
+        let up = LinkChange::Up(ConnectionNo(self.connections));
         let change = |change| Input::Link {
             machine: self.name.into(),
             change,
         };
-        vec![change(LinkChange::Connecting), change(LinkChange::Up)]
+        vec![change(LinkChange::Connecting), change(up)]
     }
 
     pub(crate) fn disconnect(&mut self) -> Vec<Input> {
@@ -141,15 +148,25 @@ impl Line {
         })
     }
 
+    /// As the machine's task says.
+    fn is_barred(&self, effect: &Effect) -> bool {
+        let errand = Errand::of(effect.clone());
+        let stands = ConnectionNo(self.connections);
+        let identified = Some(self.identified);
+        errand.is_some_and(|(_, errand)| errand.barred(stands, identified).is_some())
+    }
+
     /// Does one errand.
     pub(crate) fn serve(&mut self, chance: &mut Chance, now: &Now) -> Served {
         let Some(effect) = self.errands.pop_front() else {
             return Served::default();
         };
-        // As the machine's task: nothing passes before the gate was read over this connection.
-        let passes = self.identified || matches!(effect, Effect::ReadGate { .. });
+        let passes = !self.is_barred(&effect);
         if self.connected && !passes {
-            self.reach("decided for an earlier connection");
+            self.reach(match self.identified {
+                true => "decided for an earlier connection, and this one's gate was read",
+                false => "decided for an earlier connection",
+            });
         }
         if !self.connected || !passes {
             let input = self.refuse(effect);
@@ -209,13 +226,9 @@ impl Line {
             }
             Effect::Burn { .. } => {
                 let exchange = self.exchange(&effect, chance, now);
-                let doubt = is_doubt(&exchange);
+                let (sent, doubt) = (exchange.bytes_sent > 0, is_doubt(&exchange));
                 let input = Some(Input::Burned { machine, exchange });
-                return Served {
-                    input,
-                    doubt,
-                    sent: false,
-                };
+                return Served { input, doubt, sent };
             }
             Effect::Answer { .. } => return Served::default(),
         };
@@ -540,6 +553,7 @@ impl Line {
             if let Some(frame) = self.frame(&effect)
                 && valid
                 && self.connected
+                && !self.is_barred(&effect)
                 && !self.device.other
                 && left.is_empty()
                 && chance.one_in("net", 2)

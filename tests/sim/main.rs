@@ -11,6 +11,7 @@ mod device;
 mod disk;
 mod judge;
 mod line;
+mod orders;
 mod plant;
 mod upstream;
 mod world;
@@ -254,6 +255,7 @@ const BRANCHES: &[&str] = &[
     "fresh events overtook a backlog",
     "refused",
     "decided for an earlier connection",
+    "decided for an earlier connection, and this one's gate was read",
 ];
 /// Ways in which operations of a run must have ended, or stand for a person.
 const ENDS: &[&str] = &[
@@ -320,6 +322,7 @@ const CAUGHT: &[Fault] = &[
     Fault::WallClockValidity,
     Fault::BaselineNotDurable,
     Fault::NotTakenAsNotExecuted,
+    Fault::StaleGateAccepted,
 ];
 
 // covers: REL-04

@@ -6,6 +6,7 @@ use super::books::Books;
 use super::chance::{Chance, Kind};
 use super::disk::Disk;
 use super::line::{Line, request_of};
+use super::orders::{Order, Orders};
 use super::plant::{MACHINES, SINKS, machines, settings};
 use super::upstream::{SinkTask, Upstream};
 use holdfast::core::gateway::{Act, Answer, Effect, Gateway, Input, Restored, Token};
@@ -59,6 +60,7 @@ pub(crate) struct World {
     pub(crate) acknowledged: BTreeMap<OperationId, Option<&'static str>>,
     pub(crate) requests: HashMap<OperationId, Vec<u32>>,
     ends: HashMap<OperationId, TrueEnd>,
+    orders: Orders,
     pub(crate) tombstones: BTreeMap<OperationId, Tombstone>,
     replay_window_ms: u64,
     pub(crate) pieces_from: Vec<u64>,
@@ -146,6 +148,7 @@ impl World {
             acknowledged: BTreeMap::new(),
             requests: HashMap::new(),
             ends: HashMap::new(),
+            orders: Orders::default(),
             tombstones: BTreeMap::new(),
             replay_window_ms,
             reached: BTreeMap::new(),
@@ -219,7 +222,12 @@ impl World {
                 }
             }
             let shown = self.trace.is_some().then(|| short(&format!("{input:?}")));
+            self.orders.told(&input, |machine| {
+                let line = self.lines.iter().find(|line| line.name == machine);
+                line.expect("a machine of the plant").connections
+            });
             let output = self.core.handle(&self.now, input);
+            self.orders.decided(&output.effects);
             if let Some(shown) = shown {
                 let decided = output
                     .effects
@@ -232,6 +240,31 @@ impl World {
             effects.extend(output.effects);
         }
         self.finish(blocks, effects);
+    }
+
+    /// What leaves was decided by the gate of the very connection that it leaves over.
+    fn check_gate(&mut self, at: usize, effect: &Effect) {
+        if self.orders.leaves(effect, self.lines[at].connections) {
+            let invariant = "bytes by the gate of their own connection";
+            *self.checked.entry(invariant).or_default() += 1;
+        }
+    }
+
+    /// The commit was slow: a link that an order is for went and came back meanwhile, and its gate was read.
+    fn link_back(&mut self, effects: &[Effect]) {
+        let Some(order) = effects.iter().find_map(Order::of) else {
+            return;
+        };
+        let line = self.lines.iter_mut();
+        let line = line.filter(|line| line.connected && line.name == order.machine());
+        for line in line {
+            if self.chance.strikes(Kind::LinkBack) {
+                let (lost, back) = (line.disconnect(), line.connect());
+                let gate = line.read_gate(&mut self.chance, &self.now);
+                self.inbox
+                    .extend(lost.into_iter().chain(back).chain([gate]));
+            }
+        }
     }
 
     fn stored(&self, id: &OperationId) -> Option<Stored> {
@@ -270,6 +303,7 @@ impl World {
             }
         }
         self.core.committed();
+        self.link_back(&effects);
         if early {
             return;
         }
@@ -661,13 +695,13 @@ impl World {
     }
 
     pub(crate) fn serve(&mut self, at: usize) {
-        let id = match self.lines[at].errands.front() {
-            Some(Effect::Run { operation, .. }) => Some(operation.clone()),
-            _ => None,
-        };
+        let effect = self.lines[at].errands.front().cloned();
         let served = self.lines[at].serve(&mut self.chance, &self.now);
-        if let Some(id) = id.filter(|_| served.sent) {
-            self.check_bytes(&id);
+        if let Some(effect) = effect.filter(|_| served.sent) {
+            self.check_gate(at, &effect);
+            if let Effect::Run { operation, .. } = effect {
+                self.check_bytes(&operation);
+            }
         }
         self.inbox.extend(served.input);
         if served.doubt {
@@ -726,6 +760,7 @@ impl World {
         self.note(|| format!("CRASH: {when}"));
         for at in 0..self.lines.len() {
             for left in self.lines[at].abandon(&mut self.chance, &self.now) {
+                self.check_gate(at, &left);
                 if let Effect::Run { operation, .. } = left {
                     self.check_bytes(&operation);
                 }
@@ -735,6 +770,7 @@ impl World {
             sink.abandon(upstream, &self.books, &mut self.chance);
         }
         self.inbox.clear();
+        self.orders = Orders::default();
         self.asked.clear();
         if self.disk.crash(&mut self.chance) {
             self.reach("a torn write");

@@ -3,6 +3,7 @@
 //! Never: take the gateway's word for when something reached a device.
 
 use super::harness::{PRESS, PRESS_SIM, Rig};
+use super::link_kind::LinkKind;
 use super::scene_c::entered_ns;
 use holdfast::simulator::{Cause, Device, Simulator, SimulatorSpec};
 use serde_json::{Value as Json, json};
@@ -62,12 +63,18 @@ struct Fleet {
 impl Fleet {
     async fn new() -> Self {
         let mut rig = Rig::new().await;
+        let kind = LinkKind::from_env();
         let mut machines = Vec::new();
         for n in 0..FLEET {
             let name = format!("m{n:03}");
-            let spec = SimulatorSpec::from_toml(SMALL_SIM).unwrap();
+            // On serial lines each machine has a port of its own.
+            let here = |text: String| {
+                text.replace("RIG_DIR/com1", &format!("RIG_DIR/{name}.com"))
+                    .replace("RIG_DIR", &rig.path().display().to_string())
+            };
+            let spec = SimulatorSpec::from_toml(&here(kind.simulator(SMALL_SIM))).unwrap();
             let simulator = Simulator::start(spec).await.unwrap();
-            let text = SMALL
+            let text = here(kind.machine(SMALL))
                 .replace("NAME", &name)
                 .replace("ADDRESS", &simulator.address().to_string());
             std::fs::write(rig.path().join(format!("{name}.toml")), text).unwrap();
@@ -211,7 +218,10 @@ fn written(device: &Device) -> Vec<u16> {
     let ledger = device.ledger();
     let words = ledger.iter().flat_map(|effect| match &effect.cause {
         Cause::Write { words, .. } => words.clone(),
-        Cause::Mailbox { .. } | Cause::Device { .. } | Cause::Remote { .. } => Vec::new(),
+        Cause::Mailbox { .. }
+        | Cause::Device { .. }
+        | Cause::Scattered { .. }
+        | Cause::Remote { .. } => Vec::new(),
     });
     words.collect()
 }

@@ -385,6 +385,39 @@ fn a_device_at_another_baud_rate_is_found_by_a_search() {
     assert_found(&bench.probe(&["--search"]), 3, "wrong_setting", "9600 baud");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_melsec_place_that_is_mistyped_or_past_the_last_one_is_said_to_be_so() {
+    let kind = LinkKind::Mc {
+        frame: "3e",
+        ascii: false,
+        udp: false,
+    };
+    let mut rig = Rig::over(kind, PRESS, PRESS_SIM).await;
+    rig.start_up().await;
+    let read = |place: &str| {
+        let output = rig.command(&["read", "press-1", place]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let said: Vec<&str> = said.split_whitespace().collect();
+        (output.status.code(), said.join(" "))
+    };
+    let (exit, said) = read("D1O0");
+    assert_eq!(exit, Some(2), "{said}");
+    assert!(
+        said.contains("\"D1O0\"; expected D with a decimal number"),
+        "{said}"
+    );
+    // It is a name, and none that is known.
+    let (exit, said) = read("spead");
+    assert_eq!(exit, Some(2), "{said}");
+    assert!(said.contains("did you mean \"speed\""), "{said}");
+    let (exit, said) = read("D99999");
+    assert_ne!(exit, Some(0), "{said}");
+    assert!(
+        said.contains("end code C056 (request past the last address"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_port_that_does_not_open_says_why() {
     let missing = Bench::serial("/dev/serial/by-id/none-of-that-name");
@@ -491,7 +524,20 @@ async fn a_running_gateway_keeps_its_link_and_shows_its_bytes_on_record_without_
         Some(2),
         "a secret is written there"
     );
-    assert_eq!(read("houlding:1").status.code(), Some(2));
+    for (typed, expected) in [
+        ("houlding:1", "holding"),
+        ("holding:1O0", "zero-based offset"),
+        ("holding:1/u61", "u64"),
+    ] {
+        let refused = read(typed);
+        assert_eq!(refused.status.code(), Some(2), "{typed}");
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            said.contains(&format!("{typed:?}; expected")) && said.contains(expected),
+            "{said}"
+        );
+    }
 
     assert!(rig.stop().await.success());
     let journal = rig.journal_dir().display().to_string();

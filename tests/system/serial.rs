@@ -8,26 +8,26 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// The press on a line, with what else `[link]` says.
-fn on_line(link: &str) -> String {
+pub(crate) fn on_line(link: &str) -> String {
     let tcp = "protocol = \"modbus-tcp\"\naddress = \"ADDRESS\"";
     let rtu = "protocol = \"modbus-rtu\"\nserial = \"RIG_DIR/com1\"\nparity = \"none\"";
     assert!(PRESS.contains(tcp));
     PRESS.replace(tcp, &format!("{rtu}\n{link}"))
 }
 
-const QUICK: &str = "baud = 115200\nsettle = \"60ms\"";
+pub(crate) const QUICK: &str = "baud = 115200\nsettle = \"60ms\"";
 
 /// Its counterpart, with what else `[rtu]` says, and the line's other units.
-fn line_sim(rtu: &str) -> String {
+pub(crate) fn line_sim(rtu: &str) -> String {
     format!("{PRESS_SIM}[rtu]\npty = \"RIG_DIR/com1\"\n{rtu}")
 }
 
-async fn rig(link: &str, rtu: &str) -> Rig {
+pub(crate) async fn rig(link: &str, rtu: &str) -> Rig {
     Rig::over_as_is(&on_line(link), &line_sim(rtu)).await
 }
 
 /// Machines of their own for further units on the same line.
-fn add_units(rig: &mut Rig, units: impl Iterator<Item = u8>, link: &str, poll: &str) {
+pub(crate) fn add_units(rig: &mut Rig, units: impl Iterator<Item = u8>, link: &str, poll: &str) {
     let mut files = vec!["\"press-1.toml\"".to_owned()];
     for unit in units {
         let text = format!(
@@ -45,7 +45,7 @@ fn add_units(rig: &mut Rig, units: impl Iterator<Item = u8>, link: &str, poll: &
         .replace("machines = [\"press-1.toml\"]", &list);
 }
 
-async fn counters(rig: &Rig, machine: &str) -> BTreeMap<String, u64> {
+pub(crate) async fn counters(rig: &Rig, machine: &str) -> BTreeMap<String, u64> {
     let (_, found) = rig.get(&format!("/v1/machines/{machine}")).await;
     let counters = found["counters"].as_object().unwrap().iter();
     counters
@@ -53,7 +53,7 @@ async fn counters(rig: &Rig, machine: &str) -> BTreeMap<String, u64> {
         .collect()
 }
 
-async fn link_of(rig: &Rig, machine: &str) -> String {
+pub(crate) async fn link_of(rig: &Rig, machine: &str) -> String {
     let (_, found) = rig.get(&format!("/v1/machines/{machine}")).await;
     found["link"]["state"]
         .as_str()
@@ -269,16 +269,25 @@ async fn on_a_line_full_of_polls_a_command_waits_for_one_request_at_a_time() {
 // covers: F025, F027
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_units_that_need_silence_before_a_request_get_it() {
+    // 3.5 characters of eleven bits; of ten they would be shorter.
     let line = "baud = 9600\nsettle = \"60ms\"";
     let rtu = "gap = \"4ms\"\n[[also]]\nunit = 2\n";
-    let mut rig = rig(line, rtu).await;
+    let even = |text: &str| text.replace("parity = \"none\"", "parity = \"even\"");
+    let machine = even(&on_line(line)).replace("poll = \"100ms\"", "poll = \"10ms\"");
+    let mut rig = Rig::over_as_is(&machine, &line_sim(rtu)).await;
     add_units(&mut rig, 2..=2, line, "10ms");
+    let second = rig.path().join("unit-2.toml");
+    let text = std::fs::read_to_string(&second).unwrap();
+    std::fs::write(second, even(&text)).unwrap();
     let units: Vec<Device> = rig.simulator.units().to_vec();
     rig.start_up().await;
-    until("both are polled", async || {
-        units.iter().all(|unit| unit.requests().len() > 50)
-    })
-    .await;
+    // A thousand requests, each answered within the millisecond.
+    for most in (1..=10).map(|part| part * 50) {
+        until("both are polled", async || {
+            units.iter().all(|unit| unit.requests().len() > most)
+        })
+        .await;
+    }
     assert_eq!(units[0].early_requests(), 0);
     for machine in ["press-1", "unit-2"] {
         assert_eq!(counters(&rig, machine).await["timeouts"], 0, "{machine}");
@@ -396,9 +405,39 @@ async fn a_port_that_another_process_holds_is_said_to_be_held_and_taken_when_it_
     })
     .await;
     rig.until("it was tried some times", async |rig| {
+        rig.counter("connect_failures").await >= 20
+    })
+    .await;
+    let lines = rig.log().lines().filter(|line| line.contains(&who)).count();
+    assert_eq!(lines, 1, "{}", rig.log());
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    rig.until_link("up").await;
+}
+
+// covers: F038
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_another_process_has_open_without_a_lock_is_left_alone_until_it_is_free() {
+    let mut rig = rig(QUICK, "").await;
+    let port = std::fs::File::open(rig.path().join("com1")).unwrap();
+    let mut holder = Command::new("sleep")
+        .arg("600")
+        .stdin(port)
+        .spawn()
+        .unwrap();
+    rig.start().await;
+    let who = format!("process {} (sleep)", holder.id());
+    rig.until("the holder is named", async |rig| {
+        let (_, machine) = rig.get("/v1/machines/press-1").await;
+        let reason = machine["link"]["reason"].as_str().unwrap_or_default();
+        reason.contains(&who) && reason.contains("without a lock")
+    })
+    .await;
+    rig.until("it was tried some times", async |rig| {
         rig.counter("connect_failures").await >= 5
     })
     .await;
+    assert_eq!(rig.device.requests().len(), 0, "something was sent");
     let lines = rig.log().lines().filter(|line| line.contains(&who)).count();
     assert!(lines <= 1, "{}", rig.log());
     holder.kill().unwrap();

@@ -45,6 +45,11 @@ on_restart = "hold"
 completion = "reply"
 verify = "readback"
 [[command]]
+name = "load"
+class = "absolute_set"
+verify = "readback"
+args = { speed = { type = "u16", write = "D130" }, length = { type = "u32", write = "D1500" }, mould = { type = "u16", write = "R31" } }
+[[command]]
 name = "start_cycle"
 class = "mode_change"
 write = "D500"
@@ -65,8 +70,8 @@ struct VirtualPlc {
 }
 
 impl VirtualPlc {
-    /// The reply to the first write is lost in this way, after the write was carried out.
-    async fn losing_a_reply(dir: &Path, how: &str) -> Self {
+    /// The reply to the first of these commands is lost in this way, after it was carried out.
+    async fn losing_a_reply(dir: &Path, command: &str, how: &str) -> Self {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/venv/bin/virtual-plc");
         assert!(
             program.exists(),
@@ -75,7 +80,7 @@ impl VirtualPlc {
         );
         let (memory, plan) = (dir.join("memory.json"), dir.join("plan.json"));
         std::fs::write(&memory, MEMORY).unwrap();
-        let steps = json!([{ "match": { "command": "0x1401" }, "action": { "type": how } }]);
+        let steps = json!([{ "match": { "command": command }, "action": { "type": how } }]);
         std::fs::write(&plan, json!({ "steps": steps }).to_string()).unwrap();
         let mut child = Command::new(program)
             .args(["--port", "0", "--verbose", "--init"])
@@ -166,8 +171,12 @@ async fn write(client: &SlmpClient, at: &str, words: &[u16]) {
 }
 
 async fn rig(how: &str) -> (Rig, VirtualPlc) {
+    rig_losing("0x1401", how).await
+}
+
+async fn rig_losing(command: &str, how: &str) -> (Rig, VirtualPlc) {
     let mut rig = Rig::over_as_is(MACHINE, PRESS_SIM).await;
-    let plc = VirtualPlc::losing_a_reply(rig.path(), how).await;
+    let plc = VirtualPlc::losing_a_reply(rig.path(), command, how).await;
     rig.machine_toml = MACHINE.replace("PEER", &plc.address.to_string());
     rig.start_up().await;
     (rig, plc)
@@ -221,6 +230,32 @@ async fn a_write_whose_reply_is_lost_stays_unknown_beside_what_the_device_shows(
         );
         again_is_the_same(&rig, &request, "completed").await;
         assert_eq!(plc.writes(), 1, "{how}");
+    }
+}
+
+// covers: SEND-03, VER-02, ST-05, POL-11
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_apart_whose_reply_is_lost_are_read_back_and_stay_unknown() {
+    for how in LOSSES {
+        let (mut rig, plc) = rig_losing("0x1402", how).await;
+        let args = json!({ "speed": 50, "length": 0x1234_5678, "mould": 9 });
+        let request = rig.request("L1", "load", args);
+        rig.submit(&request).await;
+        rig.until_state("L1", "outcome_unknown").await;
+        rig.until("the places are read back", async |rig| {
+            let says = readback(&rig.operation("L1").await);
+            ["50, as sent", "305419896, as sent", "9, as sent"]
+                .iter()
+                .all(|part| says.contains(part))
+        })
+        .await;
+        again_is_the_same(&rig, &request, "outcome_unknown").await;
+        let other = plc.other_client().await;
+        assert_eq!(read(&other, "D130", 1).await, [50], "{how}");
+        assert_eq!(read(&other, "D1500", 2).await, [0x5678, 0x1234], "{how}");
+        assert_eq!(plc.done("command=1402"), 1, "{how}");
+        assert_eq!(plc.done("command=0403"), 1, "one request reads all of them");
+        assert_eq!(plc.writes(), 0, "{how}");
     }
 }
 

@@ -175,7 +175,7 @@ impl C24Codec {
 
 impl Codec for C24Codec {
     fn encode(&self, ask: &Ask, ident: u16) -> Result<Vec<u8>, String> {
-        let command = ethernet::command(ask)?;
+        let command = ethernet::command(ask, self.head.code())?;
         let body = match self.head.frame {
             Frame::C1 => one_c::body(&command)?,
             _ => command.encode(self.head.code())?,
@@ -197,7 +197,10 @@ impl Codec for C24Codec {
             SerialReply::Refused(code) => return Ok(End::Code(self.coded(code))),
             SerialReply::Data(data) => data,
         };
-        ethernet::ended(ask, self.answer(&ethernet::command(ask)?, &data)?)
+        ethernet::ended(
+            ask,
+            self.answer(&ethernet::command(ask, self.head.code())?, &data)?,
+        )
     }
 
     fn ident(&self, ident: u16) -> String {
@@ -243,7 +246,7 @@ impl Codec for C24Codec {
             Ask::Scattered(read) => 4 * read.words(),
             Ask::Loopback(digits) => 4 + digits.len(),
             Ask::Model => MODEL_CHARS,
-            Ask::Write { .. } | Ask::Remote(_) => 0,
+            Ask::Write { .. } | Ask::Scatter(_) | Ask::Remote(_) => 0,
         };
         let echo = if self.link.echo { request.len() } else { 0 };
         Duration::from_micros(line.time_us(request.len() + echo + FRAME_CHARS + data))

@@ -1,9 +1,10 @@
 //! Owns: the commands of MC protocol: what each asks, its limits, and what its reply carries (SH-080008, 8).
-//! May call: field of this room; core melsec.
+//! May call: field of this room; core melsec, spread.
 //! Never: make a request that its limits forbid; take a reply of another length for an answer.
 
 use super::field::{Fields, Place, put, put_bits, put_place};
 use crate::core::melsec::{Code, Remote};
+use crate::core::spread;
 
 /// Most words in one contiguous read or write.
 pub(super) const WORDS_MAX: usize = 960;
@@ -16,11 +17,7 @@ pub(super) fn bits_max(code: Code) -> usize {
 }
 /// Most places in one random read, words and double words together.
 pub(super) const RANDOM_READ_MAX: usize = 192;
-/// Most of 12 for each word and 14 for each double word in one random write.
-const RANDOM_WRITE_COST_MAX: usize = 1920;
-/// Most bits in one random write.
-const RANDOM_BITS_MAX: usize = 188;
-/// Most blocks in one block access.
+/// Most blocks in one block read.
 pub(super) const BLOCKS_MAX: usize = 120;
 /// Most bytes that a loopback test carries.
 const LOOPBACK_BYTES_MAX: usize = 960;
@@ -32,7 +29,6 @@ pub(super) type Values<T> = Vec<(Place, T)>;
 
 /// One request, apart from the frame that carries it.
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(not(test), expect(dead_code, reason = "links write contiguously only"))]
 pub(super) enum Command {
     /// 0401, sub 0000.
     ReadWords { first: Place, count: u16 },
@@ -136,14 +132,14 @@ impl Command {
                 most("places", words.len() + doubles.len(), RANDOM_READ_MAX)
             }
             Self::WriteRandom { words, doubles } => {
-                let cost = 12 * words.len() + 14 * doubles.len();
+                let cost = spread::WORD_COST * words.len() + spread::DOUBLE_COST * doubles.len();
                 most(
                     "units (12 a word, 14 a double word)",
                     cost,
-                    RANDOM_WRITE_COST_MAX,
+                    spread::RANDOM_COST_MAX,
                 )
             }
-            Self::WriteRandomBits(bits) => most("bits", bits.len(), RANDOM_BITS_MAX),
+            Self::WriteRandomBits(bits) => most("bits", bits.len(), spread::RANDOM_BITS_MAX),
             Self::ReadBlocks { words, bits } => {
                 let points = words.iter().chain(bits).map(|(_, n)| usize::from(*n)).sum();
                 most("blocks", words.len() + bits.len(), BLOCKS_MAX)?;
@@ -152,11 +148,11 @@ impl Command {
             Self::WriteBlocks { words, bits } => {
                 let blocks = words.len() + bits.len();
                 let points: usize = words.iter().chain(bits).map(|(_, data)| data.len()).sum();
-                most("blocks", blocks, BLOCKS_MAX)?;
+                most("blocks", blocks, spread::BLOCKS_MAX)?;
                 most(
                     "points (4 more for each block)",
-                    4 * blocks + points,
-                    WORDS_MAX,
+                    spread::BLOCK_COST * blocks + points,
+                    spread::BLOCK_POINTS_MAX,
                 )
             }
             Self::Loopback(data) => {

@@ -12,6 +12,7 @@ use super::end_code;
 use super::field::{Fields, Place, put};
 use crate::core::melsec::{Code, Frame, McLink, Route};
 use crate::core::spec::{Address, Area};
+use crate::core::spread::{self, By, Part};
 
 /// Longest data of a reply: 7168 bits in binary take 3584 bytes, 960 words in ASCII 3840.
 const DATA_BYTES_MAX: usize = 3_840;
@@ -243,11 +244,7 @@ impl Framing for Head {
 }
 
 /// The command that does what the link asks.
-pub(super) fn command(ask: &Ask) -> Result<Command, String> {
-    let place = |address: &Address| match *address {
-        Address::Melsec { device, number } => Ok(Place { device, number }),
-        Address::Modbus { .. } => Err(format!("{address} is no place of a MELSEC device")),
-    };
+pub(super) fn command(ask: &Ask, code: Code) -> Result<Command, String> {
     match ask {
         Ask::Read(span) => {
             let Area::Melsec(device) = span.area else {
@@ -283,6 +280,7 @@ pub(super) fn command(ask: &Ask) -> Result<Command, String> {
             let bits = words.iter().map(|word| *word != 0).collect();
             Ok(Command::WriteBits { first, bits })
         }
+        Ask::Scatter(parts) => scatter(parts, code),
         Ask::Remote(order) => Ok(Command::Remote {
             order: *order,
             force: false,
@@ -291,6 +289,62 @@ pub(super) fn command(ask: &Ask) -> Result<Command, String> {
         Ask::Model => Ok(Command::CpuModel),
         Ask::Loopback(digits) => Ok(Command::Loopback(digits.clone())),
     }
+}
+
+fn place(address: &Address) -> Result<Place, String> {
+    match *address {
+        Address::Melsec { device, number } => Ok(Place { device, number }),
+        Address::Modbus { .. } => Err(format!("{address} is no place of a MELSEC device")),
+    }
+}
+
+/// One frame for places that stand apart.
+fn scatter(parts: &[Part], code: Code) -> Result<Command, String> {
+    let widths: Vec<_> = parts
+        .iter()
+        .map(|(at, words)| (at.area(), words.len()))
+        .collect();
+    let (mut single, mut double) = (Vec::new(), Vec::new());
+    let (mut bits, mut blocks) = (Vec::new(), Vec::new());
+    let by = spread::by(&widths, code).map_err(|unfit| unfit.to_string())?;
+    for (start, words) in parts {
+        let first = place(start)?;
+        let fits = u32::try_from(words.len())
+            .ok()
+            .and_then(|n| start.plus(n.saturating_sub(1)));
+        if words.is_empty() || fits.is_none() {
+            return Err(format!("{} values from {start} on", words.len()));
+        }
+        match (by, words.as_slice()) {
+            (By::Bits, [bit @ (0 | 1)]) => bits.push((first, *bit == 1)),
+            (By::Bits, _) => return Err(format!("a bit is 0 or 1: {start} is one")),
+            (By::Blocks, _) => blocks.push((first, words.clone())),
+            (By::Words, _) => {
+                let step = spread::point_words(code);
+                for (at, pair) in (first.number..).step_by(step).zip(words.chunks(step)) {
+                    let place = Place {
+                        number: at,
+                        ..first
+                    };
+                    match *pair {
+                        [low, high] => double.push((place, u32::from(high) << 16 | u32::from(low))),
+                        _ => single.extend(pair.iter().map(|word| (place, *word))),
+                    }
+                }
+            }
+        }
+    }
+    Ok(match by {
+        By::Bits => Command::WriteRandomBits(bits),
+        By::Blocks => Command::WriteBlocks {
+            words: blocks,
+            bits: Vec::new(),
+        },
+        By::Words => Command::WriteRandom {
+            words: single,
+            doubles: double,
+        },
+    })
 }
 
 fn scattered(read: &Scattered) -> Result<Command, String> {
@@ -386,15 +440,17 @@ impl McCodec {
 
 impl Codec for McCodec {
     fn encode(&self, ask: &Ask, ident: u16) -> Result<Vec<u8>, String> {
-        let body = command(ask)?.encode(self.head.code)?;
+        let body = command(ask, self.head.code)?.encode(self.head.code)?;
         Ok(self.head.request(ident, self.timer, &body))
     }
 
     fn decode(&self, ask: &Ask, reply: &[u8]) -> Result<End, String> {
-        Ok(match judge(&self.head, &command(ask)?, reply)? {
-            Ok(answer) => ended(ask, answer)?,
-            Err(code) => End::Code(end_code::coded(code)),
-        })
+        Ok(
+            match judge(&self.head, &command(ask, self.head.code)?, reply)? {
+                Ok(answer) => ended(ask, answer)?,
+                Err(code) => End::Code(end_code::coded(code)),
+            },
+        )
     }
 
     fn ident(&self, ident: u16) -> String {

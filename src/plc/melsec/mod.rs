@@ -7,10 +7,17 @@ mod command;
 mod end_code;
 mod ethernet;
 mod field;
+#[cfg(test)]
+mod frame_tests;
 mod one_c;
+#[cfg(test)]
+mod scatter_tests;
 mod serial;
 #[cfg(test)]
 mod tests;
+mod told;
+
+pub(super) use told::{Told, told};
 
 use super::exchange::{Codec, Framed};
 use super::metered::{Clock, Framing, Line, Tally, Wire};

@@ -415,7 +415,7 @@ fn no_reply(byte: u8) -> String {
 }
 
 /// The bytes before DLE ETX with each doubled DLE taken once, and where they end; `None`: not yet.
-fn undouble(bytes: &[u8]) -> Result<(Vec<u8>, Option<usize>), String> {
+pub(super) fn undouble(bytes: &[u8]) -> Result<(Vec<u8>, Option<usize>), String> {
     let mut out = Vec::new();
     let mut at = 0;
     while let Some(byte) = bytes.get(at) {

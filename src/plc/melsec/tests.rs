@@ -447,7 +447,7 @@ fn a_line_is_resynchronised_as_its_format_wants() {
 }
 
 /// A request read back: what a device would take it for.
-fn read_back(body: &[u8], code: Code) -> Result<Command, String> {
+pub(super) fn read_back(body: &[u8], code: Code) -> Result<Command, String> {
     let mut f = Fields::new(body, code);
     let (number, sub) = (f.word()?, f.word()?);
     let family = Family::Q;
@@ -558,7 +558,7 @@ fn any_place() -> impl Strategy<Value = Place> {
     })
 }
 
-fn any_command() -> impl Strategy<Value = Command> {
+pub(super) fn any_command() -> impl Strategy<Value = Command> {
     let order = prop_oneof![Just(Remote::Run), Just(Remote::Stop), Just(Remote::Pause)];
     let block = || (any_place(), vec(any::<u16>(), 1..5));
     prop_oneof![
@@ -593,7 +593,7 @@ fn any_command() -> impl Strategy<Value = Command> {
     ]
 }
 
-fn any_serial() -> impl Strategy<Value = SerialHead> {
+pub(super) fn any_serial() -> impl Strategy<Value = SerialHead> {
     let frame = prop_oneof![
         Just(SerialFrame::C4),
         Just(SerialFrame::C3),
