@@ -18,6 +18,7 @@
 //! | [`simulator`] | a simulated PLC with faults and a ledger of effects; shares no code with [`plc`] |
 //! | [`receiver`] | events of many gateways, over HTTP into the books |
 //! | [`patience`] | a stream that gives up on who does not read |
+//! | [`durable`] | directories whose names stay |
 //! | [`secret`] | passwords and tokens as files |
 //! | [`seeded`] | deliberate faults that the proofs must catch; none in a release |
 //! | `fuzzing` | what must hold of every decoder, whatever bytes come; none in a release |
@@ -40,6 +41,7 @@ pub mod board;
 pub mod cli;
 pub mod config;
 pub mod core;
+pub mod durable;
 #[cfg(feature = "test-hooks")]
 pub mod fuzzing;
 pub mod journal;

@@ -16,9 +16,14 @@ const MAY_CALL: &[(&str, &[&str])] = &[
     ("seeded", &[]),
     // Passwords and tokens as files.
     ("secret", &[]),
-    ("journal", &["core", "sys", "failpoint"]),
+    // Directories whose names stay.
+    ("durable", &[]),
+    ("journal", &["core", "sys", "failpoint", "durable"]),
     ("plc", &["core", "sys", "failpoint"]),
-    ("sink", &["core", "sys", "failpoint", "secret", "upstream"]),
+    (
+        "sink",
+        &["core", "sys", "failpoint", "durable", "secret", "upstream"],
+    ),
     ("patience", &[]),
     ("api", &["core", "patience"]),
     ("config", &["core", "board", "secret"]),

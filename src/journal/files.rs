@@ -46,7 +46,7 @@ const SMALL_FILE_BYTES_MAX: u64 = 64 * 1024;
 /// Where a check puts its copy of the store, for as long as it runs.
 pub(super) const CHECK_COPY: &str = "check-copy";
 /// Mode of directories: the gateway's user, and its group to read. Files are the same, without execution.
-const DIR_MODE: u32 = 0o750;
+pub(super) const DIR_MODE: u32 = 0o750;
 const FILE_MODE: u32 = 0o640;
 
 /// Creates a directory, and what is missing above it, closed to others.

@@ -1,5 +1,5 @@
 //! Owns: opening: lock, copy aside, the store under a watchdog, verification, the epoch of this start.
-//! May call: files, store, state, salvage.
+//! May call: files, store, state, salvage, durable.
 //! Never: start an empty journal over an existing one; let the store touch unproven files without a copy.
 
 use super::computer::{self, Computer};
@@ -15,6 +15,7 @@ use super::{Finding, Meta, OpenError, Opened, Options, Recovered, no_key};
 use crate::core::ids::{CommitNo, Epoch};
 use crate::core::record::{Block, Operation};
 use crate::core::time::Now;
+use crate::durable;
 use crate::failpoint;
 use std::fs;
 use std::io::Read;
@@ -36,7 +37,7 @@ const EPOCH_PART_BITS: u32 = 10;
 /// # Errors
 /// [`OpenError`]: nothing could be said about the journal. Damage is no error: see [`Opened`].
 pub fn open(options: Options) -> Result<Opened, OpenError> {
-    files::create_dir(&options.dir)?;
+    durable::create_dir(&options.dir, files::DIR_MODE)?;
     let lock = take_lock(&options.dir)?;
     files::close_to_others(&options.dir)?;
     if let Manifest::Newer(found) = files::read_manifest(&options.dir) {

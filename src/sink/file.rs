@@ -1,6 +1,7 @@
 //! Owns: the `file` sink: a directory of `events-<n>.jsonl`, one event a line.
-//! May call: sys; core types, `core::event` for the line; this room's interface; `seen`.
-//! Never: answer before the line is on the disk; leave half a line; delete a file unless `keep` is set.
+//! May call: sys, durable; core types, `core::event` for the line; this room's interface; `seen`.
+//! Never: answer before the line is on the disk; leave half a line; delete a file with a line in it unless
+//! `keep` is set.
 //!
 //! # Files
 //! `events-<n>.jsonl`, `n` with twelve digits, so names sort by age whatever the clock says. Lines are
@@ -23,13 +24,14 @@ use crate::core::event::to_json;
 use crate::core::ids::EventKey;
 use crate::core::outbox::Verdict;
 use crate::core::record::{EventRecord, Position};
+use crate::durable;
 use crate::sys;
 use rustix::fs::FlockOperation;
 use serde::de::IgnoredAny;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Longest line that is written.
@@ -224,6 +226,10 @@ impl FileSink {
             file.sync_all()?;
         }
         self.unread.remove(&n);
+        if whole == 0 {
+            // Whether its name is durable nobody knows: it is made anew.
+            return self.delete(n);
+        }
         self.open = Some(OpenFile { file, bytes: whole });
         Ok(())
     }
@@ -423,8 +429,11 @@ impl FileSink {
             .open(self.path(n))?;
         self.files.insert(n);
         self.open = None;
-        // The name must be durable before a line in the file can be.
-        self.dir.sync_all()?;
+        // The name must be durable before a line in the file can be. Where that failed a later sync proves nothing.
+        if let Err(error) = self.dir.sync_all() {
+            let _ = self.delete(n);
+            return Err(error);
+        }
         self.open = Some(OpenFile { file, bytes: 0 });
         if let Some(keep) = self.config.keep {
             while self.files.len() > keep.max(1) {
@@ -435,17 +444,25 @@ impl FileSink {
     }
 
     fn delete_oldest(&mut self) -> io::Result<()> {
-        let Some(n) = self.files.pop_first() else {
+        let Some(n) = self.files.first().copied() else {
             return Ok(());
         };
-        self.unread.remove(&n);
-        let path = self.path(n);
-        match std::fs::remove_file(&path) {
-            Ok(()) => log::warn!("{}: deleted, the oldest beyond `keep`", path.display()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        self.delete(n)?;
+        log::warn!(
+            "{}: deleted, the oldest beyond `keep`",
+            self.path(n).display()
+        );
         self.dir.sync_all()
+    }
+
+    fn delete(&mut self, n: u64) -> io::Result<()> {
+        match std::fs::remove_file(self.path(n)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        self.files.remove(&n);
+        self.unread.remove(&n);
+        Ok(())
     }
 }
 
@@ -541,15 +558,8 @@ fn compare(event: &EventRecord, written: Option<&Line>) -> Verdict {
 
 /// Makes the directory if need be, and locks it; `None`: somebody else has it.
 fn lock_dir(path: &Path) -> io::Result<Option<File>> {
-    DirBuilder::new().recursive(true).mode(0o750).create(path)?;
+    durable::create_dir(path, 0o750)?;
     let dir = File::open(path)?;
-    // Its own name must be durable, too.
-    if let Some(parent) = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-    {
-        File::open(parent)?.sync_all()?;
-    }
     match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(dir)),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),

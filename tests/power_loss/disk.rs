@@ -4,7 +4,8 @@
 //!
 //! What counts: `fsync` and `fdatasync` of a file make every earlier change of its content and length durable, and
 //! of a directory every earlier change of its names; from when they return. A sync of a file says nothing of its
-//! name. What a sync that failed should have written never comes to the disk, whatever is synced later. The rest is kept or not: content by sectors of 512 bytes, each by itself; names in their order.
+//! name. What a sync that failed should have written never comes to the disk, whatever is synced later; only the name of
+//! a directory may still come: a file system whose log fails takes no change until it is mounted anew. The rest is kept or not: content by sectors of 512 bytes, each by itself; names in their order.
 
 use super::load::Random;
 use super::tape::{Record, Tape};
@@ -160,6 +161,12 @@ impl<'a> History<'a> {
                 if let Some((node, covered)) = reading.syncs.remove(token) {
                     let all = self.nodes[node][..covered].iter_mut();
                     for op in all.filter(|op| op.durable_at.is_none()) {
+                        let is_dir = |node: &Node| self.is_dir[*node];
+                        if *failed
+                            && matches!(&op.change, Change::Enter { node, .. } if is_dir(node))
+                        {
+                            continue;
+                        }
                         op.durable_at = Some(at);
                         op.gone = *failed;
                     }
@@ -309,6 +316,12 @@ impl<'a> Disk<'a> {
         self.image_with(moment, random, |random| {
             (Keep::any(random), Keep::any(random))
         })
+    }
+
+    /// Only what was durable.
+    pub(crate) fn least(&self, moment: usize) -> Image {
+        let nothing = |_: &mut Random| (Keep::Nothing, Keep::Nothing);
+        self.image_with(moment, &mut Random::new(0), nothing)
     }
 
     /// As if nothing had been lost.

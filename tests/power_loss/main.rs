@@ -14,4 +14,5 @@ mod load;
 mod loss;
 mod pages;
 mod recording;
+mod sink_alone;
 mod tape;
