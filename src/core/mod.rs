@@ -42,6 +42,8 @@ pub mod wire;
 #[cfg(test)]
 mod corners;
 #[cfg(test)]
+mod lifecycle_tests;
+#[cfg(test)]
 mod scenarios;
 #[cfg(test)]
 mod source_tests;

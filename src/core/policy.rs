@@ -162,4 +162,94 @@ mod tests {
             assert_eq!(class_defaults(class).waiting, Waiting::Never);
         }
     }
+
+    // covers: POL-01, POL-02, POL-04, POL-05, POL-10, TIME-04
+    #[test]
+    fn the_table_of_classes_is_the_one_that_is_written_down() {
+        const DAY_MS: u64 = 86_400_000;
+        let strictest = ClassDefaults {
+            waiting: Waiting::Never,
+            ttl_ms: 10_000,
+            ttl_ms_max: 300_000,
+            max_queued: 1,
+            more_queued: true,
+            replace: ReplaceRule::Never,
+            replaceable: false,
+            precondition: false,
+            on_restart: OnRestart::Expire,
+            completion_timeout_ms: 30_000,
+            reply_completes: false,
+        };
+        let query = ClassDefaults {
+            waiting: Waiting::AsNewest,
+            ttl_ms: 60_000,
+            ttl_ms_max: DAY_MS,
+            more_queued: false,
+            reply_completes: true,
+            ..strictest
+        };
+        let set = ClassDefaults {
+            waiting: Waiting::IfStated,
+            ttl_ms_max: DAY_MS,
+            replaceable: true,
+            on_restart: OnRestart::Hold,
+            reply_completes: true,
+            ..strictest
+        };
+        let recipe = ClassDefaults {
+            waiting: Waiting::IfJustified,
+            ttl_ms: 30_000,
+            precondition: true,
+            completion_timeout_ms: 120_000,
+            reply_completes: false,
+            ..set
+        };
+        for (class, expected) in [
+            (Class::Query, query),
+            (Class::AbsoluteSet, set),
+            (Class::RelativeAction, strictest),
+            (Class::ModeChange, strictest),
+            (Class::RecipeWrite, recipe),
+        ] {
+            assert_eq!(class_defaults(class), expected, "{class:?}");
+        }
+    }
+
+    // covers: VER-01
+    #[test]
+    fn an_unknown_outcome_is_looked_into_by_the_strongest_proof_there_is() {
+        use crate::core::spec::{Address, DataType, DoneSpec, ModbusArea, Scalar, WordOrder};
+        let start = Address::Modbus {
+            area: ModbusArea::Holding,
+            offset: 0,
+        };
+        let write = Action::Write {
+            start,
+            request_id: true,
+        };
+        let read = Action::Read { points: Vec::new() };
+        let done = DoneSpec {
+            id: Scalar {
+                address: start,
+                data_type: DataType::U32,
+                word_order: WordOrder::HighFirst,
+            },
+            result: None,
+        };
+        let (event, query) = (Completion::Event(done.clone()), Completion::Query(done));
+        let (set, relative) = (Class::AbsoluteSet, Class::RelativeAction);
+        let mailbox = Action::Mailbox { opcode: 3 };
+        for (class, action, completion, expected) in [
+            (set, &mailbox, &Completion::Mailbox, Verify::Mailbox),
+            (set, &write, &event, Verify::Event),
+            (set, &write, &query, Verify::ResultQuery),
+            (set, &write, &Completion::Reply, Verify::Readback),
+            (relative, &write, &Completion::None, Verify::Manual),
+            (set, &read, &Completion::Reply, Verify::Manual),
+        ] {
+            assert_eq!(default_verify(class, action, completion), expected);
+        }
+        assert_eq!(default_completion(set, &mailbox), Completion::Mailbox);
+        assert_eq!(default_completion(relative, &read), Completion::Reply);
+    }
 }
