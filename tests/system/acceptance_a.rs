@@ -265,7 +265,7 @@ async fn accepted_and_never_heard_of_again_is_unknown_at_its_timeout() {
     assert_eq!(rig.device.effects_of_register(150), 1);
 }
 
-// covers: A15
+// covers: A15, CAP-04
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_replay_window_has_an_exact_end() {
     let mut rig = Rig::commissioned().await;
