@@ -127,6 +127,15 @@ mod tests {
         assert_eq!(deadline.at(&at), Validity::Expired);
     }
 
+    // covers: TIME-05
+    #[test]
+    fn the_end_that_is_shown_is_the_wall_time_at_the_start_and_the_validity() {
+        let mut deadline = ten_seconds(now(1, 3.0, 1000, false));
+        assert_eq!(deadline.shown_wall_us(), 1_010_000_000);
+        deadline.ttl_ms = u64::MAX;
+        assert_eq!(deadline.shown_wall_us(), i64::MAX);
+    }
+
     // covers: TIME-01, TIME-05, F123
     #[test]
     fn wall_steps_change_nothing_within_a_boot() {
