@@ -282,6 +282,8 @@ impl Link {
     }
 
     async fn try_connect(&mut self) -> Result<(), LinkError> {
+        // Of a job whose future was dropped.
+        self.deadline = None;
         if self.session.as_ref().is_none_or(Session::is_closed) {
             // One connection per device: the old one is closed before a new one is opened (F141).
             self.disconnect("a new connection");
@@ -421,6 +423,12 @@ impl Link {
     /// the first byte the disk or an earlier request may have taken its time (TIME-02).
     pub async fn run_before(&mut self, job: &Job, deadline: Option<Deadline>) -> Exchange {
         self.deadline = deadline;
+        let exchange = self.run_now(job).await;
+        self.deadline = None;
+        exchange
+    }
+
+    async fn run_now(&mut self, job: &Job) -> Exchange {
         if self.is_too_late() {
             return not_sent(TOO_LATE.into());
         }

@@ -3,13 +3,15 @@
 //! Never: count a read that failed as one that was right.
 
 use crate::peers::run_python;
-use crate::rig::{link, machine, read, until_connected, values, write};
+use crate::rig::{link, machine, read, scalar, until_connected, values, write};
 use holdfast::core::c24::{C24Format, C24Frame, C24Link, C24Route};
 use holdfast::core::contract::{Job, Outcome, Reply};
+use holdfast::core::ids::BootId;
 use holdfast::core::jitter::Jitter;
 use holdfast::core::melsec::{Family, Remote};
 use holdfast::core::serial::{Parity, SerialLine, Way};
-use holdfast::core::spec::{DataType, LinkSpec, Value};
+use holdfast::core::spec::{DataType, HandshakeSpec, LinkSpec, Numbering, Value};
+use holdfast::core::time::{Deadline, Now};
 use holdfast::plc::link::Link;
 use holdfast::simulator::{
     Act, C24FrameKind, C24Program, Device, Fault, Hole, Matching, Place, RtuProgram, Simulator,
@@ -340,4 +342,39 @@ async fn omniplc_reads_and_writes_the_simulated_module() {
             "{frame:?}"
         );
     }
+}
+
+// covers: EVT-03, TIME-02
+#[tokio::test]
+async fn an_acknowledgement_is_not_held_back_by_the_validity_of_an_order_before_it() {
+    let line = Line::new(C24Frame::C4, C24Format::F5, true, false).await;
+    let device = line.device();
+    let mut link = until_ready(&line, C24Frame::C4, C24Format::F5).await;
+    let over = Deadline {
+        from: Now {
+            boot_id: BootId([1; 16]),
+            boottime_ns: 0,
+            wall_us: 0,
+            wall_trusted: true,
+        },
+        ttl_ms: 1,
+    };
+    let late = link.run_before(&write("D100", &[7]), Some(over)).await;
+    assert!(matches!(late.outcome, Outcome::NotSent { .. }), "{late:?}");
+    let handshake = HandshakeSpec {
+        ready: scalar("M20", DataType::Bool),
+        ack: scalar("M21", DataType::Bool),
+        item: scalar("D220", DataType::U32),
+        numbering: Numbering {
+            first: 1,
+            last: u32::MAX,
+        },
+        data: Vec::new(),
+        poll_ms: 100,
+    };
+    device.set_coil(20, true);
+    device.set_holding(220, 8);
+    assert_eq!(link.acknowledge(&handshake, Some(8)).await, Ok(true));
+    assert!(device.coil(21) && device.effects_of_coil(21) == 1);
+    assert_eq!(device.effects_of_register(100), 0);
 }
