@@ -53,6 +53,8 @@ pub(super) enum Proof {
     RefusedCommand,
     /// As [`Proof::Refused`], because a place is not there: a request without it may pass.
     RefusedPlace,
+    /// As [`Proof::Refused`], perhaps because of one place or value among several.
+    RefusedPart,
     /// As [`Proof::Refused`], because of the length: a shorter request may pass.
     RefusedLength,
     /// Taken, and under way.
@@ -77,9 +79,11 @@ impl Coded {
     pub(super) fn of_write(self) -> Outcome {
         let code = self.code;
         match self.proof {
-            Proof::Refused | Proof::RefusedCommand | Proof::RefusedPlace | Proof::RefusedLength => {
-                Outcome::DeviceRefused(code)
-            }
+            Proof::Refused
+            | Proof::RefusedCommand
+            | Proof::RefusedPlace
+            | Proof::RefusedPart
+            | Proof::RefusedLength => Outcome::DeviceRefused(code),
             Proof::Accepted => Outcome::DeviceAccepted,
             Proof::Busy => Outcome::DeviceBusy(code),
             Proof::Offline | Proof::Unclear => Outcome::DeviceUnclear(code),
@@ -89,7 +93,7 @@ impl Coded {
     /// What it proves about a write of several places: no manual says that a CPU which refuses one of them has
     /// looked at all before it wrote the first.
     pub(super) fn of_scattered_write(mut self) -> Outcome {
-        if self.proof == Proof::RefusedPlace {
+        if matches!(self.proof, Proof::RefusedPlace | Proof::RefusedPart) {
             self.code.meaning += "; it may be one place of several, and the others written";
             self.proof = Proof::Unclear;
         }
@@ -134,9 +138,9 @@ impl End {
 
     /// Whether the unit itself has judged the request: it is alive.
     pub(super) fn is_judged(&self) -> bool {
-        use Proof::{Refused, RefusedCommand, RefusedLength, RefusedPlace};
+        use Proof::{Refused, RefusedCommand, RefusedLength, RefusedPart, RefusedPlace};
         matches!(self, Self::Code(c)
-            if matches!(c.proof, Refused | RefusedCommand | RefusedPlace | RefusedLength))
+            if matches!(c.proof, Refused | RefusedCommand | RefusedPlace | RefusedPart | RefusedLength))
     }
 
     /// Whether the device does not know the command.

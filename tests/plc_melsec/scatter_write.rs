@@ -5,10 +5,10 @@
 use crate::peers::{Peer, address_in, virtual_plc};
 use crate::rig::{
     Form, PATIENT_MS, SHORT_MS, address, connected, cpu, cpu_with, forms, program, read, scalar,
-    values, written,
+    values, write, written,
 };
 use crate::serial::{Line, formats, until_ready};
-use holdfast::core::c24::C24Frame;
+use holdfast::core::c24::{C24Format, C24Frame};
 use holdfast::core::contract::{Job, Outcome, Probe, ProbeAnswer, Reply};
 use holdfast::core::melsec::{Code, Frame, Transport};
 use holdfast::core::spec::{DataType, Value};
@@ -115,9 +115,12 @@ async fn a_refusal_of_the_frame_proves_no_effect_and_one_of_a_place_proves_nothi
                 other => panic!("{form:?} {code:04X}: {other:?}"),
             }
         }
-        device.set_fault(Fault::next(Matching::Writes, Act::EndCode(0xC05E)));
-        let unclear = link.run(&words()).await.outcome;
-        assert!(matches!(unclear, Outcome::DeviceUnclear(_)), "{unclear:?}");
+        // The CPU was too slow; a bit that is neither 0 nor 1, which may be one of several.
+        for code in [0xC05E, 0xC060] {
+            device.set_fault(Fault::next(Matching::Writes, Act::EndCode(code)));
+            let unclear = link.run(&bits()).await.outcome;
+            assert!(matches!(unclear, Outcome::DeviceUnclear(_)), "{unclear:?}");
+        }
         // One of the places is not there: what became of the others the code does not say.
         match link.run(&words()).await.outcome {
             Outcome::DeviceUnclear(found) => {
@@ -129,6 +132,27 @@ async fn a_refusal_of_the_frame_proves_no_effect_and_one_of_a_place_proves_nothi
         assert_eq!(device.effects(), 0);
         assert!(link.is_connected());
     }
+}
+
+// covers: SEND-04, F065
+#[tokio::test]
+async fn a_serial_modules_refusal_that_may_mean_one_place_proves_nothing() {
+    let (frame, format) = (C24Frame::C4, C24Format::F5);
+    let line = Line::new(frame, format, true, false).await;
+    let mut link = until_ready(&line, frame, format).await;
+    let refuse = |code| Fault::next(Matching::Writes, Act::EndCode(code));
+    // 7F22: command or device in error; C060: a bit that is neither 0 nor 1.
+    for code in [0x7F22, 0x7E43, 0xC060, 0xC056] {
+        line.device().set_fault(refuse(code));
+        let outcome = link.run(&words()).await.outcome;
+        assert!(matches!(outcome, Outcome::DeviceUnclear(_)), "{outcome:?}");
+        // Of neighbours one frame is judged as a whole.
+        line.device().set_fault(refuse(code));
+        let outcome = link.run(&write("D100", &[7])).await.outcome;
+        assert!(matches!(outcome, Outcome::DeviceRefused(_)), "{outcome:?}");
+    }
+    assert_eq!(line.device().effects(), 0);
+    assert!(link.is_connected());
 }
 
 // covers: SEND-03, VER-02

@@ -108,7 +108,7 @@ const TABLE: &[Row] = &[
     (
         0x7F22,
         0x7F22,
-        Proof::Refused,
+        Proof::RefusedPart,
         "command or device in error",
         SERIAL,
     ),
@@ -200,7 +200,7 @@ const TABLE: &[Row] = &[
     (
         0xC060,
         0xC060,
-        Proof::Refused,
+        Proof::RefusedPart,
         "request in error, such as a bit that is neither 0 nor 1",
         ETHERNET,
     ),
