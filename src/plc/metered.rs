@@ -6,8 +6,10 @@ use super::tap::{Tap, TraceWay};
 use crate::core::contract::REPLY_BYTES_MAX;
 use crate::core::time::{Now, Stamp};
 use crate::sys::LineErrors;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt;
 use std::io::{Error, ErrorKind, Result};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +23,10 @@ pub type Clock = Arc<dyn Fn() -> Now + Send + Sync>;
 
 /// Most bytes that are taken from the socket at once.
 const READ_BYTES_MAX: usize = 4096;
+const AT_ONCE: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
 
 /// What a frame is to the request that is under way.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,6 +91,11 @@ pub(super) trait Framing: Send {
 pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {
     /// Why nothing can be sent any more, if the peer has already said so.
     fn closed_by_peer(&self) -> Option<String>;
+    /// Whether the kernel holds bytes that nobody has read. A runtime learns of them only when it looks, and on a busy
+    /// computer that is later: that it has nothing to read is not to say that nothing came.
+    fn has_unread(&self) -> bool {
+        false
+    }
     /// What the network has said meanwhile, if it says such things without a connection.
     fn pending_error(&self) -> Option<String> {
         None
@@ -99,15 +110,19 @@ pub(super) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {
     fn discard_unsent(&self) {}
 }
 
+/// Whether a socket has something to read.
+pub(super) fn is_readable(socket: impl AsFd) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)];
+    poll(&mut fds, Some(&AT_ONCE)).is_ok_and(|ready| ready > 0)
+}
+
 impl Wire for TcpStream {
+    fn has_unread(&self) -> bool {
+        is_readable(self)
+    }
     fn closed_by_peer(&self) -> Option<String> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(self, PollFlags::RDHUP)];
-        let at_once = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        match poll(&mut fds, Some(&at_once)) {
+        match poll(&mut fds, Some(&AT_ONCE)) {
             Ok(0) => None,
             Ok(_) if fds[0].revents().contains(PollFlags::ERR) => {
                 Some("the connection was reset before the request".into())
@@ -277,10 +292,14 @@ impl State {
             }
         }
         while self.take_frame().map_err(|e| e.to_string())? {}
-        if self.raw.is_empty() {
-            return Ok(());
+        if !self.raw.is_empty() {
+            return Err(stray(&self.raw));
         }
-        Err(stray(&self.raw))
+        let unread = self.wire.as_ref().is_some_and(|wire| wire.has_unread());
+        match unread && !self.framing.has_identity() {
+            true => Err("stray bytes stood on the line before the request, not read yet".into()),
+            false => Ok(()),
+        }
     }
 
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {

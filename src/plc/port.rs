@@ -20,12 +20,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 /// Longest wait for a line to fall silent beside its settle time, in milliseconds.
 const DRAIN_MS_MAX: u64 = 5_000;
 /// Most bytes of noise read at once.
 const DRAIN_BYTES_MAX: usize = 2_048;
+/// Until the runtime has looked at what the kernel holds, in milliseconds.
+const LOOK_MS: u64 = 1;
 /// So many requests in a row that nobody answered have a connection through a server opened anew.
 const UNANSWERED_MAX: u32 = 3;
 /// Between two log lines about noise on one line, in milliseconds.
@@ -176,6 +178,11 @@ impl Port {
         state.opened.as_ref().is_some_and(|o| o.number == number)
     }
 
+    fn has_unread(&self) -> bool {
+        let state = self.state();
+        state.opened.as_ref().is_some_and(|o| o.wire.has_unread())
+    }
+
     fn close(&self) {
         self.state().opened = None;
     }
@@ -211,7 +218,14 @@ impl Port {
             let read = tokio::select! {
                 biased;
                 read = self.read_some(&mut noise) => read,
-                () = silence::until(until) => break,
+                () = silence::until(until) => {
+                    if !self.has_unread() || Instant::now() > most {
+                        break;
+                    }
+                    // Has the runtime look.
+                    sleep(Duration::from_millis(LOOK_MS)).await;
+                    continue;
+                }
             };
             let fresh = read.as_ref().map_or(0, |read| noise.len().min(*read));
             let hidden = tally.tap.is_hiding();

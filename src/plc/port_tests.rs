@@ -418,3 +418,53 @@ async fn one_units_silence_takes_the_line_from_nobody_else() {
     assert!(!good.is_open() && !silent.is_open());
     assert!(good.why_ended().contains("is gone"), "{}", good.why_ended());
 }
+
+// covers: SEND-05, SEND-06
+#[tokio::test]
+async fn what_came_unasked_and_the_runtime_has_not_heard_of_yet_is_nobodys() {
+    use std::io::{Read as _, Write as _};
+    use std::sync::mpsc;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut spec = link(1, false);
+    let (host, at) = ("127.0.0.1".into(), listener.local_addr().unwrap().port());
+    spec.way = Way::Tcp { host, port: at };
+    let (tell, told) = mpsc::channel();
+    let (done, is_done) = mpsc::channel();
+    // Echoes the first write once more when it is told to, and loses the second.
+    let device = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        // Otherwise the kernel holds the second back until the first is known to have come.
+        stream.set_nodelay(true).unwrap();
+        let mut request = [0; 8];
+        let mut writes = 0;
+        while stream.read_exact(&mut request).is_ok() {
+            writes += u32::from(request[1] == 6);
+            match (request[1], writes) {
+                (6, 1) => {
+                    stream.write_all(&request).unwrap();
+                    told.recv().unwrap();
+                    stream.write_all(&request).unwrap();
+                    done.send(()).unwrap();
+                }
+                (6, _) => {}
+                _ => stream.write_all(&value(1, 0)).unwrap(),
+            }
+        }
+        writes
+    });
+    let mut link = Link::on(&Ports::default(), &machine(&spec), clock());
+    link.connect().await.unwrap();
+    let job = Job::Write {
+        start: holding(900).address,
+        words: vec![7],
+    };
+    let first = link.run(&job).await.outcome;
+    assert!(matches!(first, Outcome::DeviceReplied(_)), "{first:?}");
+    // This thread is the runtime's only one: as on a busy computer it has not looked at the socket since.
+    tell.send(()).unwrap();
+    is_done.recv().unwrap();
+    let second = link.run(&job).await.outcome;
+    assert!(matches!(second, Outcome::SentNoReply { .. }), "{second:?}");
+    drop(link);
+    assert_eq!(device.join().unwrap(), 2);
+}

@@ -186,6 +186,9 @@ impl AsyncWrite for SerialWire {
 }
 
 impl Wire for SerialWire {
+    fn has_unread(&self) -> bool {
+        self.0.bytes_to_read().is_ok_and(|bytes| bytes > 0)
+    }
     // A port that is gone says so when it is read, which is done before each request.
     fn closed_by_peer(&self) -> Option<String> {
         None

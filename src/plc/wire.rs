@@ -2,7 +2,7 @@
 //! May call: metered; the socket.
 //! Never: reuse a local UDP port for which an old reply may still be on its way.
 
-use super::metered::Wire;
+use super::metered::{Wire, is_readable};
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind, Result};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -112,6 +112,9 @@ impl AsyncWrite for Datagrams {
 }
 
 impl Wire for Datagrams {
+    fn has_unread(&self) -> bool {
+        is_readable(&self.0)
+    }
     fn closed_by_peer(&self) -> Option<String> {
         None
     }

@@ -202,6 +202,63 @@ async fn an_unasked_3e_reply_leaves_the_line_in_doubt_and_nothing_is_sent() {
     server.await.unwrap();
 }
 
+/// A CPU on a thread of its own that acknowledges the first write once more when it is told to, and loses the second.
+/// Says when, and in the end how many writes came.
+fn acknowledges_twice(
+    listener: std::net::TcpListener,
+    told: std::sync::mpsc::Receiver<()>,
+    done: std::sync::mpsc::Sender<()>,
+) -> u32 {
+    use std::io::{Read as _, Write as _};
+    let (mut stream, _) = listener.accept().unwrap();
+    // Otherwise the kernel holds the second back until the first is known to have come.
+    stream.set_nodelay(true).unwrap();
+    let mut request = [0; 256];
+    let mut writes = 0;
+    while let Ok(length @ 1..) = stream.read(&mut request) {
+        let request = &request[..length];
+        let acknowledged = [&[0xD0, 0][..], &request[2..7], &[2, 0, 0, 0]].concat();
+        match request[11..13] {
+            [0x19, 0x06] => stream.write_all(&given_back(request)).unwrap(),
+            [0x01, 0x14] => {
+                writes += 1;
+                if writes > 1 {
+                    continue;
+                }
+                stream.write_all(&acknowledged).unwrap();
+                told.recv().unwrap();
+                stream.write_all(&acknowledged).unwrap();
+                done.send(()).unwrap();
+            }
+            _ => stream.write_all(&answer(request, 7)).unwrap(),
+        }
+    }
+    writes
+}
+
+// covers: SEND-05, SEND-06
+#[tokio::test]
+async fn an_unasked_reply_that_the_runtime_has_not_heard_of_yet_is_not_the_next_requests() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let (done, is_done) = std::sync::mpsc::channel();
+    let cpu = std::thread::spawn(move || acknowledges_twice(listener, told, done));
+    let form = Form(Frame::E3, Code::Binary, Transport::Tcp);
+    let mut link = connected(form, at, 1_000).await;
+    let first = link.run(&write("D1", &[1])).await.outcome;
+    assert!(matches!(first, Outcome::DeviceReplied(_)), "{first:?}");
+    // This thread is the runtime's only one: as on a busy computer it has not looked at the socket since.
+    tell.send(()).unwrap();
+    is_done.recv().unwrap();
+    match link.run(&write("D1", &[2])).await.outcome {
+        Outcome::NotSent { why } => assert!(why.contains("stray bytes"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    drop(link);
+    assert_eq!(cpu.join().unwrap(), 1);
+}
+
 // covers: SEND-05, SEND-06
 #[tokio::test]
 async fn over_udp_no_local_port_is_used_again_after_a_doubt() {
