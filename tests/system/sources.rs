@@ -2,10 +2,12 @@
 
 use super::disk_full::SmallDisk;
 use super::harness::{PRESS, PRESS_SIM, Rig};
+use super::link_kind::LinkKind;
 use super::load::Random;
 use holdfast::simulator::data_word;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// A source of each kind; the cycles are short, the counter can make many at once.
 const SOURCES: &str = r#"
@@ -209,6 +211,33 @@ async fn pieces_items_and_entries_become_events_with_their_numbers() {
     items_are_events(&rig, &lines);
     entries_are_events(&rig, &lines, 1);
     assert_eq!(total(&lines, "piece.good"), 165);
+}
+
+// covers: EVT-03, TIME-02
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn items_are_taken_after_the_validity_of_an_order_is_over() {
+    for kind in [
+        LinkKind::Rtu { tcp: true },
+        LinkKind::C24 {
+            frame: "4c",
+            format: 5,
+        },
+    ] {
+        let machine = format!("{PRESS}{SOURCES}").replace("ttl = \"10s\"", "ttl = \"500ms\"");
+        let sim = format!("{PRESS_SIM}{SOURCES_SIM}");
+        let mut rig = Rig::over(kind, &machine, &sim).await;
+        rig.start_up().await;
+        let sent = Instant::now();
+        let (_, done) = rig.submit_wait(&rig.set_speed("OP1", 50)).await;
+        assert_eq!(done["state"], "completed", "{done}");
+        rig.until("the order's validity is over", async |_| {
+            sent.elapsed() > Duration::from_millis(600)
+        })
+        .await;
+        rig.device.present(0, 2);
+        until_acknowledged(&mut rig, 2).await;
+        items_are_events(&rig, &rig.events().await);
+    }
 }
 
 /// Between reading an item and the acknowledgement that the device sees.
